@@ -1,0 +1,79 @@
+"""First fit: each item in turn at the lowest offset where nothing alive with it lies.
+
+The order decides everything (Gergov, SODA 1999; Buchsbaum et al., STOC 2003, bound what a good one can do).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+
+from planner.colouring.instance import FREE, Instance
+from planner.errors import ProblemError
+
+Placed = tuple[int, int, int, int]
+"""Offset, end, first step, step after the last; ordered by offset."""
+
+
+def pinned_offsets(instance: Instance) -> tuple[list[int], list[Placed]]:
+    """Return offsets with only the pinned items placed, and their rectangles; two that collide are refused."""
+    offsets = list(instance.pin)
+    placed: list[Placed] = []
+    for item, pin in enumerate(instance.pin):
+        if pin == FREE:
+            continue
+        for block in instance.blocks[item]:
+            low, high = pin + block.rise, pin + block.rise + block.size
+            for offset, end, start, stop in placed:
+                if start < block.end and block.start < stop and offset < high and low < end:
+                    where = max(low, offset) * instance.unit
+                    raise ProblemError("problem", f"two storages are pinned over each other at offset {where}")
+            insort(placed, (low, high, block.start, block.end))
+    return offsets, placed
+
+
+def first_fit(instance: Instance, order: Sequence[int]) -> list[int]:
+    """Return the offset of each item, in units, when the free ones are placed in ``order``."""
+    offsets, placed = pinned_offsets(instance)
+    for item in order:
+        if instance.pin[item] != FREE:
+            continue
+        blocks = instance.blocks[item]
+        if len(blocks) > 1:
+            offset = _lowest_of_blocks(instance, item, placed)
+        else:
+            offset = _lowest(instance, item, placed)
+        offsets[item] = offset
+        for block in blocks:
+            insort(placed, (offset + block.rise, offset + block.rise + block.size, block.start, block.end))
+    return offsets
+
+
+def _lowest(instance: Instance, item: int, placed: list[Placed]) -> int:
+    """Return the lowest aligned offset at which an item of one block fits."""
+    size, start, end, alignment = instance.size[item], instance.start[item], instance.end[item], instance.alignment[item]
+    offset = 0
+    for other, other_end, other_start, other_stop in placed:
+        if other_end > offset and other_start < end and start < other_stop:
+            if other - offset >= size:
+                break
+            offset = other_end + -other_end % alignment
+    return offset
+
+
+def _lowest_of_blocks(instance: Instance, item: int, placed: list[Placed]) -> int:
+    """Return the lowest aligned offset at which every block of an item fits."""
+    blocked = sorted(
+        (other - block.rise - block.size, other_end - block.rise)
+        for block in instance.blocks[item]
+        for other, other_end, other_start, other_stop in placed
+        if other_start < block.end and block.start < other_stop
+    )
+    alignment = instance.alignment[item]
+    offset = 0
+    for low, high in blocked:  # offsets strictly between low and high collide
+        if low >= offset:
+            break
+        if high > offset:
+            offset = high + -high % alignment
+    return offset

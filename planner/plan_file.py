@@ -67,7 +67,7 @@ def _read(path: Path) -> bytes:
     try:
         # Non-blocking, so that a pipe nobody writes to cannot hang the reader.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        with open(descriptor, "rb") as file:
+        with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if stat.S_ISDIR(status.st_mode):
                 raise PlanFileError(source, "it is a directory; name the JSON file in it")

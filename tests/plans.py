@@ -87,7 +87,7 @@ class PlanBuilder:
                 births.setdefault(storage, step)
                 deaths[storage] = step + 1
         for index, storage in enumerate(self.storages):
-            if storage.role in FILLED_ROLES:
+            if storage.role in FILLED_ROLES or storage.role is Role.PARAMETER_GRADIENT:
                 births[index] = 0
             if storage.role in RESULT_ROLES | {Role.PARAMETER, Role.BUFFER, Role.CONSTANT}:
                 deaths[index] = steps

@@ -27,3 +27,11 @@ ROLE_COLOURS: Mapping[Role, str] = MappingProxyType(
 def role_text(role: Role) -> str:
     """The role in plain words."""
     return role.value.replace("_", " ")
+
+
+def text_colour(role: Role) -> str:
+    """Dark or white, whichever stands out more on the role's colour (relative luminance as WCAG 2 defines it)."""
+    channels = [int(ROLE_COLOURS[role][start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [value / 12.92 if value <= 0.03928 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#14161a" if luminance > 0.19 else "#ffffff"

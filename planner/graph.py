@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -205,6 +205,16 @@ class Operation:
     def writes(self) -> tuple[int, ...]:
         """Tensors written, scratch included."""
         return tuple(output for output in self.outputs if output is not None) + self.workspaces
+
+    def renumbered(self, change: Callable[[int], int]) -> Operation:
+        """The operation with every tensor index passed through ``change``."""
+        return replace(
+            self,
+            arguments=tuple(substitute(argument, change) for argument in self.arguments),
+            keywords=tuple((name, substitute(argument, change)) for name, argument in self.keywords),
+            outputs=tuple(None if output is None else change(output) for output in self.outputs),
+            workspaces=tuple(change(index) for index in self.workspaces),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,3 +5,20 @@ from __future__ import annotations
 
 class ArenaError(Exception):
     """Base of every error the runtime raises on purpose."""
+
+
+class UnknownOperatorError(ArenaError):
+    """A plan names an operator that the runtime's table does not have."""
+
+    def __init__(self, operator: str, operation: str) -> None:
+        self.operator = operator
+        self.operation = operation
+        super().__init__(f"operation {operation}: the runtime offers no operator {operator!r}; plan again with this version")
+
+
+class InputError(ArenaError):
+    """An input does not match what the plan was made for."""
+
+    def __init__(self, name: str, cause: str) -> None:
+        self.name = name
+        super().__init__(f"{name}: {cause}")

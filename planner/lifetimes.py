@@ -1,0 +1,87 @@
+"""From a graph in its final order to lifetimes, and to the chains of storages that share bytes in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.graph import DONATED_ROLES, FILLED_ROLES, Graph, Role
+from planner.inplace import overwritable
+from planner.plan import padded
+from planner.problem import Lifetime
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The half-open steps ``[birth, death)`` during which a storage is needed, and whose bytes it takes over."""
+
+    birth: int
+    death: int
+    in_place_of: int | None = None
+
+
+def spans(graph: Graph, *, alignment: int = 256, donate: bool = True, in_place: bool = True) -> tuple[Span, ...]:
+    """One span per storage.
+
+    What the caller fills is alive from step 0; parameters, buffers, constants and parameter gradients stay for the
+    whole pass; results stay to its end; everything else lives from its first use to its last.
+    """
+    end = max(len(graph.operations), 1)
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for step, operation in enumerate(graph.operations):
+        for index in operation.reads + operation.writes:
+            storage = graph.tensors[index].storage
+            first.setdefault(storage, step)
+            last[storage] = step
+    results = {graph.tensors[port.tensor].storage for port in graph.results if port.tensor is not None}
+    found = []
+    for index, storage in enumerate(graph.storages):
+        whole = storage.role is Role.PARAMETER_GRADIENT or (
+            storage.role in FILLED_ROLES and (not donate or storage.role not in DONATED_ROLES)
+        )
+        birth = 0 if whole or storage.role in FILLED_ROLES else first.get(index, 0)
+        death = end if whole or index in results else last.get(index, birth) + 1
+        found.append(Span(birth, death))
+    if in_place:
+        _take_over(graph, found, alignment)
+    return tuple(found)
+
+
+def _take_over(graph: Graph, found: list[Span], alignment: int) -> None:
+    taken: set[int] = set()
+    for step, operation in enumerate(graph.operations):
+        for output, candidates in overwritable(graph, operation, alignment):
+            if found[output].birth != step or graph.storages[output].role is Role.PARAMETER_GRADIENT:
+                continue
+            for candidate in candidates:
+                if found[candidate].death == step + 1 and candidate not in taken:
+                    taken.add(candidate)
+                    found[output] = Span(step, found[output].death, candidate)
+                    break
+
+
+def chains(found: tuple[Span, ...]) -> tuple[tuple[int, ...], ...]:
+    """Storages grouped by shared bytes, in order of takeover; most groups have one member."""
+    successor = {span.in_place_of: index for index, span in enumerate(found) if span.in_place_of is not None}
+    result = []
+    for index, span in enumerate(found):
+        if span.in_place_of is None:
+            chain = [index]
+            while chain[-1] in successor:
+                chain.append(successor[chain[-1]])
+            result.append(tuple(chain))
+    return tuple(result)
+
+
+def lifetimes(graph: Graph, found: tuple[Span, ...], *, alignment: int = 256) -> tuple[Lifetime, ...]:
+    """One `Lifetime` for each chain, in the order of `chains`, sizes padded to the alignment."""
+    return tuple(
+        Lifetime(
+            name=graph.storages[chain[0]].name,
+            nbytes=max(padded(graph.storages[index].nbytes, alignment) for index in chain),
+            birth=found[chain[0]].birth,
+            death=found[chain[-1]].death,
+            alignment=alignment,
+        )
+        for chain in chains(found)
+    )

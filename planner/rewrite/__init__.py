@@ -1,0 +1,1 @@
+"""Graph → graph, one pass a file; every pass keeps what the program computes."""

@@ -1,0 +1,46 @@
+"""From an ``nn.Module`` or function to a `Graph`: captured by torch.fx on fake tensors, lowered to storages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from planner.errors import TraceError
+from planner.graph import Graph, check_graph
+from planner.trace.capture import capture
+from planner.trace.lower import lower
+
+MODES = ("backward", "joint", "forward")
+
+
+def trace(
+    module: Callable[..., Any],
+    example_inputs: Sequence[Any] | Mapping[str, Any],
+    *,
+    loss: Callable[[Any], Any] | None = None,
+    wrt: Sequence[str] | None = None,
+    mode: str = "backward",
+) -> Graph:
+    """Trace ``module`` on ``example_inputs`` into a `Graph` of ATen operators; no data is touched.
+
+    Args:
+        module: an ``nn.Module`` or a function of tensors.
+        example_inputs: a tuple of positional inputs, or a dict of keyword inputs; real, fake or meta tensors.
+        loss: called on the module's output, returns a scalar tensor, which then is the graph's only output.
+        wrt: names to differentiate with respect to: a parameter's name, or ``input.K`` (``input.NAME`` for keyword
+            inputs). Default: every parameter and input that requires a gradient.
+        mode: ``"backward"`` (inputs are the saved activations, then the incoming gradients), ``"joint"`` (forward
+            and backward; incoming gradients, if no loss is given, follow the module's inputs) or ``"forward"``.
+
+    Raises:
+        TraceError: the program depends on data, has sparse gradients, writes through overlapping views, ….
+    """
+    if mode not in MODES:
+        raise TraceError("the mode", f"{mode!r} is unknown", f"use one of {', '.join(MODES)}")
+    captured = capture(module, example_inputs, loss=loss, wrt=wrt, mode=mode)
+    graph = lower(captured)
+    check_graph(graph)
+    return graph
+
+
+__all__ = ["MODES", "trace"]

@@ -1,0 +1,6 @@
+"""arenaplan's runtime: execute a plan out of one preallocated arena."""
+
+from runtime.arena import Arena
+from runtime.executor import ArenaRuntime
+
+__all__ = ["Arena", "ArenaRuntime"]

@@ -1,0 +1,180 @@
+"""Run a plan: bind every operation once to its views of one arena, then call them in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from planner.graph import Port
+from planner.plan import Plan
+from planner.verify import verify
+from runtime.arena import Arena
+from runtime.errors import ArenaError, InputError
+from runtime.kernels import Call, Context, bind
+
+
+class ArenaRuntime:
+    """Executes a plan out of one arena, allocated here and never again.
+
+    Args:
+        plan: verified once more before anything runs.
+        device: where the arena lies.
+        state: parameters and buffers by name, for a plan that has some and was loaded from a file; a plan made in
+            this process knows the module's own.
+
+    What a call returns are views of the arena, valid until the next call.
+    """
+
+    def __init__(
+        self, plan: Plan, device: str | torch.device = "cpu", state: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
+        verify(plan)
+        self.plan = plan
+        graph = plan.graph
+        self.arena = Arena(plan.arena_nbytes, plan.alignment, device)
+        self.views = [self.arena.view(tensor, plan.placements[tensor.storage].offset) for tensor in graph.tensors]
+        self.inputs = tuple(self._view(port) for port in graph.inputs)
+        self._states = tuple((port, self._view(port), self._state(port, state)) for port in graph.states if port.tensor is not None)
+        self._constants = tuple((self._view(port), self._constant(port)) for port in graph.constants)
+        self._input_at = {port.tensor: position for position, port in enumerate(graph.inputs)}
+        self._state_at = {port.tensor: position for position, (port, _, _) in enumerate(self._states)}
+        context = Context(self.views)
+        self.calls: list[Call] = [call for operation in graph.operations for call in bind(graph, operation, context)]
+        self._aliases = self._overlapping_inputs()
+
+    def __call__(self, *inputs: Any, copy: bool = False, poison: bool = False) -> Any:
+        """Load ``inputs`` into the arena, run every step, and return the results.
+
+        Args:
+            inputs: tensors as the plan's inputs, nested as they were traced; numbers among them are ignored.
+            copy: return copies that outlive the next call.
+            poison: overwrite the whole arena first, for tests.
+
+        Returns:
+            Mode ``"forward"``: the outputs; ``"backward"``: the gradients by name; ``"joint"``: both.
+
+        Raises:
+            InputError: wrong number, shape or dtype of inputs.
+        """
+        leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+        if poison:
+            self.arena.poison()
+        self.load(*leaves)
+        self.execute()
+        self._write_back(leaves)
+        return self.results(copy=copy)
+
+    def load(self, *inputs: torch.Tensor) -> None:
+        """Copy inputs, states and constants to their places; what already lies there is left alone."""
+        self._check(inputs)
+        with torch.no_grad():
+            for view, value in zip(self.inputs, inputs, strict=True):
+                _place(view, value)
+            for port, view, live in self._states:
+                if live is None:
+                    raise InputError(port.name, "the plan was made or loaded without its value; pass it in `state`")
+                _place(view, live)
+            for view, value in self._constants:
+                _place(view, value)
+
+    def execute(self) -> None:
+        """Run every step on what the arena holds. No allocation, unless the plan lists operators as unplanned."""
+        with torch.no_grad():
+            for call in self.calls:
+                call()
+
+    def results(self, *, copy: bool = False) -> Any:
+        """Results of the last execution, as `__call__` returns them."""
+        graph = self.plan.graph
+        gradients = {port.name: self._result(port, copy) for port in graph.gradients}
+        if graph.mode == "backward":
+            return gradients
+        flat = [self._result(port, copy) for port in graph.outputs]
+        outputs: Any = tuple(flat) if len(flat) != 1 else flat[0]
+        if graph.rebuild is not None:
+            outputs = graph.rebuild(list(flat))
+        return outputs if graph.mode == "forward" else (outputs, gradients)
+
+    def _view(self, port: Port) -> torch.Tensor:
+        if port.tensor is None:
+            raise ArenaError(f"port {port.name} has no tensor")
+        return self.views[port.tensor]
+
+    def _result(self, port: Port, copy: bool) -> torch.Tensor | None:
+        if port.tensor is None:
+            return None
+        view = self.views[port.tensor]
+        return view.clone() if copy else view
+
+    def _state(self, port: Port, state: Mapping[str, torch.Tensor] | None) -> torch.Tensor | None:
+        live = (state or {}).get(port.name, self.plan.graph.bindings.get(port.name))
+        if live is None:
+            return None
+        if not isinstance(live, torch.Tensor):
+            raise InputError(port.name, f"its value is a {type(live).__name__}, not a tensor")
+        _same_kind(port.name, self._view(port), live)
+        return live.detach()
+
+    def _constant(self, port: Port) -> torch.Tensor:
+        view = self._view(port)
+        raw = self.plan.graph.values.get(port.name, b"")
+        if len(raw) != view.numel() * view.element_size():
+            raise ArenaError(f"constant {port.name} has {len(raw)} bytes, {view.numel() * view.element_size()} expected")
+        if not raw:
+            return torch.empty(view.shape, dtype=view.dtype)
+        return torch.frombuffer(bytearray(raw), dtype=view.dtype).view(view.shape)
+
+    def _overlapping_inputs(self) -> frozenset[tuple[int, int]]:
+        """Pairs of inputs that share a storage in the plan."""
+        graph = self.plan.graph
+        storages = [graph.tensors[port.tensor].storage for port in graph.inputs if port.tensor is not None]
+        return frozenset(
+            (i, j) for j in range(len(storages)) for i in range(j) if storages[i] == storages[j]
+        )
+
+    def _check(self, inputs: tuple[torch.Tensor, ...]) -> None:
+        ports = self.plan.graph.inputs
+        if len(inputs) != len(ports):
+            names = ", ".join(port.name for port in ports)
+            raise InputError("inputs", f"{len(inputs)} tensors given, the plan takes {len(ports)}: {names}")
+        for port, view, value in zip(ports, self.inputs, inputs, strict=True):
+            _same_kind(port.name, view, value)
+        for i, j in self._aliases:
+            ours = self.inputs[j].data_ptr() - self.inputs[i].data_ptr()
+            if inputs[i].numel() and inputs[j].numel() and inputs[j].data_ptr() - inputs[i].data_ptr() != ours:
+                raise InputError(
+                    ports[j].name, f"it shared memory with {ports[i].name} when traced and does not now; trace again"
+                )
+
+    def _write_back(self, inputs: list[torch.Tensor]) -> None:
+        """Give the caller what the program changed in place."""
+        with torch.no_grad():
+            for port in self.plan.graph.mutated:
+                if port.tensor is None:
+                    continue
+                target = None
+                if port.tensor in self._input_at:
+                    target = inputs[self._input_at[port.tensor]].detach()
+                elif port.tensor in self._state_at:
+                    target = self._states[self._state_at[port.tensor]][2]
+                if target is not None:
+                    _place(target, self.views[port.tensor])
+
+
+def _place(view: torch.Tensor, value: torch.Tensor) -> None:
+    if view.data_ptr() != value.data_ptr() or view.stride() != value.stride():
+        view.copy_(value)
+
+
+def _same_kind(name: str, view: torch.Tensor, value: torch.Tensor) -> None:
+    if tuple(value.shape) != tuple(view.shape) or value.dtype != view.dtype:
+        raise InputError(
+            name,
+            f"it is {value.dtype} {tuple(value.shape)}, the plan was made for {view.dtype} {tuple(view.shape)}; "
+            "trace and plan again for other shapes",
+        )
+
+

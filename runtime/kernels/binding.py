@@ -1,0 +1,40 @@
+"""What a kernel is bound with, and what binding gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from planner.graph import Argument, Operation, TensorRef
+
+Call = Callable[[], object]
+
+
+@dataclass(slots=True)
+class Context:
+    """The arena views of a plan's tensors, and scratch the calls share because they run one after the other.
+
+    Attributes:
+        views: one per tensor of the plan.
+        scratch: float32 scratch outside the arena, by size in elements; listed in the plan as unplanned.
+    """
+
+    views: list[torch.Tensor]
+    scratch: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def outputs(self, operation: Operation) -> list[torch.Tensor]:
+        """Views of the tensors an operation writes, unused results left out."""
+        return [self.views[index] for index in operation.outputs if index is not None]
+
+    def value(self, argument: Argument) -> object:
+        """The view an argument refers to, a list of them, or the plain value."""
+        if isinstance(argument, TensorRef):
+            return self.views[argument.tensor]
+        if isinstance(argument, tuple):
+            return [self.value(item) for item in argument]
+        return argument
+
+
+Binder = Callable[[Operation, Context], list[Call]]

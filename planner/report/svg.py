@@ -145,7 +145,8 @@ def _rectangles(plan: Plan, scale: _Scale) -> list[str]:
             hint += f"\nin place of {plan.graph.storages[place.in_place_of].name}"
         box = f'x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.4):.2f}" height="{max(height, 0.4):.2f}"'
         fill = ROLE_COLOURS[storage.role]
-        part = f'<rect class="storage" {box} fill="{fill}"><title>{_text(hint)}</title></rect>'
+        seam = ' class="storage"' if width > 4 and height > 4 else ""
+        part = f'<rect{seam} {box} fill="{fill}"><title>{_text(hint)}</title></rect>'
         room = int((width - 8) / _LETTER)
         if height >= 13 and room >= 3:
             name = storage.name if len(storage.name) <= room else storage.name[: room - 1] + "…"

@@ -21,7 +21,6 @@ from planner.errors import GraphError, PlanFileError
 from planner.files import write_whole
 from planner.graph import Graph, Operation, Port, Storage, Tensor, check_graph
 from planner.plan import SCHEMA, Formula, Placement, Plan, Unplanned
-from planner.plan_schema import decode_argument, encode_argument
 from planner.verify import verify
 
 #: Larger files are refused before they are read: a plan takes a few hundred bytes per tensor.
@@ -102,7 +101,10 @@ def _decode(data: bytes, source: str) -> schema.Document:
 
 def _with_index(data: bytes, error: msgspec.ValidationError) -> str:
     """The message of ``error``, with the row where the decoder says only ``[...]``."""
-    document = msgspec.json.decode(data)
+    try:
+        document = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        document = None  # The rest of the file is worse; what the decoder met first is enough.
     for name, row_type in schema.ROW_TYPES.items():
         rows = document.get(name) if isinstance(document, dict) else None
         for index, row in enumerate(rows if isinstance(rows, list) else ()):
@@ -191,8 +193,8 @@ def _operation_row(operation: Operation, source: str) -> schema.OperationRow:
         return schema.OperationRow(
             name=operation.name,
             operator=operation.operator,
-            arguments=[encode_argument(argument) for argument in operation.arguments],
-            keywords=[(name, encode_argument(argument)) for name, argument in operation.keywords],
+            arguments=schema.encode_argument(operation.arguments),
+            keywords=[(name, schema.encode_argument(argument)) for name, argument in operation.keywords],
             outputs=list(operation.outputs),
             workspaces=list(operation.workspaces),
             source=operation.source,
@@ -279,7 +281,7 @@ class _Reader:
 
     def _argument(self, argument: Any, field: str) -> schema.Argument:
         try:
-            return decode_argument(argument, len(self.document.tensors))
+            return schema.decode_argument(argument, len(self.document.tensors))
         except schema.ArgumentError as error:
             raise PlanFileError(self.source, f"{field}{error.where}: {error.cause}") from error
 

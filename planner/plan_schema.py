@@ -155,9 +155,10 @@ def encode_argument(argument: Argument) -> Any:
             raise ArgumentError(f"unknown dtype {argument.name!r}")
         return {"dtype": argument.name}
     if isinstance(argument, tuple):
-        return [encode_argument(item) for item in argument]
+        return [_encode_item(item, index) for index, item in enumerate(argument)]
     if isinstance(argument, float) and not math.isfinite(argument):
         return {"float": "nan" if math.isnan(argument) else "inf" if argument > 0 else "-inf"}
+    _check_int(argument)
     if argument is None or isinstance(argument, bool | int | float | str):
         return argument
     raise ArgumentError(f"a plan file cannot hold a {type(argument).__name__}")
@@ -171,11 +172,22 @@ def decode_argument(value: Any, tensors: int, depth: int = 0) -> Argument:
         return tuple(_decode_item(item, tensors, depth, index) for index, item in enumerate(value))
     if isinstance(value, dict):
         return _decode_object(value, tensors)
-    if isinstance(value, int) and not isinstance(value, bool) and not -MAX_INT - 1 <= value <= MAX_INT:
-        raise ArgumentError("the integer does not fit 64 bits")
+    _check_int(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ArgumentError(f"a plan file cannot hold a {type(value).__name__}")
+
+
+def _check_int(value: object) -> None:
+    if isinstance(value, int) and not -MAX_INT - 1 <= value <= MAX_INT:
+        raise ArgumentError("the integer does not fit 64 bits")
+
+
+def _encode_item(item: Argument, index: int) -> Any:
+    try:
+        return encode_argument(item)
+    except ArgumentError as error:
+        raise ArgumentError(error.cause, f"[{index}]{error.where}") from error
 
 
 def _decode_item(item: Any, tensors: int, depth: int, index: int) -> Argument:

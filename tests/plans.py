@@ -211,7 +211,7 @@ def odd_arguments() -> tuple[Argument, ...]:
         'quote " and \\ and é and \u2028',
         Dtype("bfloat16"),
         (),
-        (1, (TensorRef(0), Dtype("float32")), (True, 1, 1.0)),
+        (1, (TensorRef(2), Dtype("float32")), (True, 1, 1.0)),
     )
 
 

@@ -23,7 +23,7 @@ from planner.report.facts import (
 WIDTH = 100
 #: Rows of the picture.
 ROWS = 24
-#: Rows of the table; larger plans show their largest storages.
+#: Rows of the table of a plan too large to list whole: its largest storages.
 TABLE_ROWS = 40
 _MARGIN = 11
 _KEYS = string.ascii_letters + string.digits
@@ -199,7 +199,7 @@ def _live_line(plan: Plan, steps: Sequence[int]) -> str:
 def _table(plan: Plan, keys: Sequence[str]) -> str:
     storages = plan.graph.storages
     shown, note = by_offset(plan, range(len(storages))), ""
-    if len(storages) > TABLE_ROWS:
+    if len(storages) > len(_KEYS):
         peak = peak_step(plan)
         alive = [index for index, place in enumerate(plan.placements) if place.birth <= peak < place.death]
         largest = sorted(alive, key=lambda index: (-storages[index].nbytes, index))[:TABLE_ROWS]

@@ -1,0 +1,174 @@
+"""``arenaplan inspect`` and the way every command ends when something is wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import typer
+from plans import small_plan, synthetic_plan
+from typer.testing import CliRunner
+
+from planner.errors import CapacityError, PlanFileError, PlannerError, VerificationError
+from planner.plan_file import save_plan
+from planner.report.text import offset_map
+from runtime.cli.errors import CallError, describe, exit_status, one_line_errors
+from runtime.cli.inspect import inspect
+from runtime.errors import ArenaError
+
+runner = CliRunner()
+app = typer.Typer()
+app.command()(inspect)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    save_plan(small_plan(), path)
+    return path
+
+
+def run(*arguments: object):
+    return runner.invoke(app, [str(argument) for argument in arguments])
+
+
+def one_error(result) -> str:
+    """The only line on standard error; nothing stands on standard output."""
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("arenaplan: error: ")
+    return line
+
+
+def test_the_map_is_what_is_shown(saved):
+    result = run(saved)
+    assert result.exit_code == 0
+    assert result.stdout == offset_map(small_plan())
+    assert result.stderr == ""
+
+
+def test_every_format_is_written(saved, tmp_path):
+    names = {"html": "m.html", "svg": "m.svg", "csv": "m.csv", "chrome-trace": "t.json", "snapshot": "s.pickle"}
+    options = [part for option, name in names.items() for part in (f"--{option}", tmp_path / name)]
+    result = run(saved, *options)
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == len(names)
+    assert "<title>Offset map: plan.json</title>" in (tmp_path / "m.html").read_text()
+    assert (tmp_path / "m.svg").read_text().startswith("<svg")
+    assert (tmp_path / "m.csv").read_text().startswith("id,lower,upper,size,offset")
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert pickle.loads((tmp_path / "s.pickle").read_bytes())["segments"]
+
+
+def test_json_is_one_object_with_what_was_asked_for(saved, tmp_path):
+    result = run(saved, "--json", "--at", 1, "--tensor", "masked", "--csv", tmp_path / "m.csv")
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    summary = {key: found[key] for key in small_plan().summary()}
+    assert summary == json.loads(json.dumps(small_plan().summary()))
+    assert found["at"]["operation"] == "mul_1"
+    assert found["at"]["live_bytes"] == 24832
+    assert {entry["name"] for entry in found["at"]["alive"] if entry["writes"]} == {"masked"}
+    assert found["tensor"]["in_place_chain"] == ["grad_output", "scaled", "masked"]
+    assert found["written"] == {"csv": str(tmp_path / "m.csv")}
+
+
+def test_a_step_and_a_tensor_are_shown_as_text(saved):
+    result = run(saved, "--at", 3, "--tensor", "grad_x")
+    assert result.exit_code == 0
+    assert "step 3 of 0 to 3" in result.stdout
+    assert "written by" not in result.stdout
+    assert "grad_x (gradient)" in result.stdout
+
+
+def test_wrong_calls_exit_2_with_one_line(saved, tmp_path):
+    for arguments, message in (
+        ((tmp_path / "missing.json",), "no such file"),
+        ((tmp_path,), "directory"),
+        ((saved, "--at", 4), "the plan has the steps 0 to 3"),
+        ((saved, "--at", -1), "the plan has the steps 0 to 3"),
+        ((saved, "--tensor", "grad_y", "--html", tmp_path / "m.html"), "near: grad_x"),
+        ((saved, "--svg", tmp_path / "missing" / "m.svg"), "not written: No such file"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert message in one_error(result)
+    assert not (tmp_path / "m.html").exists()
+
+
+def test_options_that_are_none_exit_2(saved):
+    assert run(saved, "--at", "soon").exit_code == 2
+    assert run(saved, "--colour").exit_code == 2
+    assert run().exit_code == 2
+
+
+def test_a_tampered_plan_exits_1_and_a_broken_file_2(saved):
+    text = saved.read_text()
+    saved.write_text(text.replace('"offset":16640', '"offset":12544'))
+    result = run(saved)
+    assert result.exit_code == 1
+    assert "overlap" in one_error(result)
+    saved.write_text(text[:500])
+    result = run(saved, "--json")
+    assert result.exit_code == 2
+    assert "not a usable plan" in one_error(result)
+
+
+def test_debug_shows_where(saved):
+    result = run(saved, "--at", 99, "--debug")
+    assert isinstance(result.exception, PlannerError)
+
+
+def test_a_large_plan_is_inspected(tmp_path):
+    path = tmp_path / "large.json"
+    save_plan(synthetic_plan(2000), path)
+    result = run(path, "--html", tmp_path / "m.html")
+    assert result.exit_code == 0
+
+
+# The shared ending of every command
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (VerificationError("overlap", ("a",), "a and b overlap"), 1, "overlap"),
+        (CapacityError(10, 20, 3, ("a",), proved=True), 1, "no packing fits"),
+        (MemoryError(), 1, "not enough memory"),
+        (OSError(errno.ENOSPC, "No space left on device", "x.json"), 1, "x.json: No space left"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "x.json"), 2, "x.json: No such file"),
+        (PlanFileError("x.json", "empty"), 2, "x.json"),
+        (ArenaError("two\nlines"), 2, "two lines"),
+        (CallError("give a file"), 2, "give a file"),
+        (ArenaError(), 2, "ArenaError"),
+    ],
+)
+def test_an_error_is_one_line_and_a_status(error, status, text, capsys):
+    with pytest.raises(typer.Exit) as caught, one_line_errors():
+        raise error
+    assert caught.value.exit_code == status == exit_status(error)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"arenaplan: error: {describe(error)}\n"
+    assert text in captured.err
+    with pytest.raises(type(error)), one_line_errors(debug=True):
+        raise error
+
+
+def test_an_interrupt_exits_130_with_one_line(capsys):
+    with pytest.raises(typer.Exit) as caught, one_line_errors():
+        raise KeyboardInterrupt
+    assert caught.value.exit_code == 130
+    assert capsys.readouterr().err == "arenaplan: interrupted\n"
+
+
+def test_what_nobody_expected_is_not_hidden():
+    with pytest.raises(ZeroDivisionError), one_line_errors():
+        raise ZeroDivisionError
+    with pytest.raises(BrokenPipeError), one_line_errors():
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))

@@ -1,0 +1,94 @@
+"""The offset map in the terminal."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from plans import PlanBuilder, small_plan, synthetic_plan
+
+from planner.graph import Role
+from planner.plan import Unplanned
+from planner.report.text import ROWS, WIDTH, offset_map, step_text, tensor_text
+
+
+@pytest.mark.parametrize("make", [small_plan, lambda: synthetic_plan(60), lambda: synthetic_plan(5000)])
+def test_no_line_is_wider_than_the_terminal(make):
+    plan = make()
+    texts = [offset_map(plan), step_text(plan, plan.steps // 2)]
+    assert max(len(line) for text in texts for line in text.splitlines()) <= WIDTH
+
+
+def test_long_names_are_cut():
+    build = PlanBuilder()
+    build.storage("x" * 500, (64,), Role.INPUT)
+    assert max(len(line) for line in offset_map(build.build()).splitlines()) <= WIDTH
+
+
+def test_the_header_gives_the_figures():
+    text = offset_map(small_plan())
+    assert re.search(r"arena +24\.25 KiB", text)
+    assert re.search(r"lower bound +24\.25 KiB .*equals", text)
+    assert "max(S, 3X) is 16.00 KiB" in text
+    above = replace(small_plan(), arena_nbytes=32768, proved_optimal=True, unplanned=(Unplanned("aten.sum", 2048),))
+    text = offset_map(above)
+    assert "7.75 KiB above it, proved least" in text
+    assert re.search(r"unplanned +2\.00 KiB .*aten\.sum", text)
+
+
+@pytest.mark.parametrize("make", [small_plan, lambda: synthetic_plan(40)])
+def test_each_cell_shows_what_lies_there(make):
+    """Compares the picture with a search at the middle of every cell."""
+    plan = make()
+    lines = offset_map(plan).splitlines()
+    rows = [line.split("┤", 1)[1] for line in lines if "┤" in line]
+    table = [re.match(r" (\S) +[\d,]+ +[\d,]+  \w+ +\[\d+, \d+\) +(\S+)", line) for line in lines]
+    keys = {found[2]: found[1] for found in table if found}
+    assert len(rows) == ROWS
+    assert len(keys) == len(plan.graph.storages)
+    columns = len(rows[0])
+    for row, cells in enumerate(reversed(rows)):
+        for column, cell in enumerate(cells):
+            step, byte = column * plan.steps // columns, (2 * row + 1) * plan.arena_nbytes / (2 * ROWS)
+            there = [
+                (place.birth, keys[storage.name])
+                for storage, place in zip(plan.graph.storages, plan.placements, strict=True)
+                if place.birth <= step < place.death and place.offset <= byte < place.offset + storage.nbytes
+            ]
+            latest = [key for birth, key in there if birth == max(there)[0]]
+            assert cell in latest if there else cell == "·"
+
+
+def test_a_large_plan_shows_roles_and_says_what_is_left_out():
+    text = offset_map(synthetic_plan(5000))
+    assert "P parameter" in text
+    assert re.search(r"… and 4,9\d\d more; these are the largest of \d+ alive at the peak", text)
+    assert len(text.splitlines()) < 90
+
+
+def test_in_place_chains_are_shown():
+    text = offset_map(small_plan())
+    assert "scaled ← grad_output" in text
+    assert "grad_output → scaled" in text
+
+
+def test_an_empty_plan_is_no_error():
+    text = offset_map(PlanBuilder().build())
+    assert re.search(r"arena +0 B", text)
+
+
+def test_a_step_lists_what_is_alive_and_what_is_free():
+    text = step_text(small_plan(), 3)
+    assert "step 3 of 0 to 3: mm_1 = aten.mm.default at model.py:6" in text
+    assert re.search(r"gradient +\[3, 4\) +grad_x  \(written\)", text)
+    assert re.search(r"16,640 +8,192  \(free\)", text)
+    assert "in 1 gap\n" in text
+
+
+def test_a_tensor_tells_its_story():
+    text = tensor_text(small_plan(), "x.t")
+    assert re.search(r"tensor +x\.t: float32\[16, 64\], strides \[1, 16\]", text)
+    assert re.search(r"written +by the caller", text)
+    assert re.search(r"read +step 2 mm = aten\.mm\.default at model\.py:6", text)
+    assert re.search(r"in place +grad_output → scaled → masked", tensor_text(small_plan(), "masked"))

@@ -19,7 +19,7 @@ import msgspec
 from planner import plan_schema as schema
 from planner.errors import GraphError, PlanFileError
 from planner.files import write_whole
-from planner.graph import Graph, Operation, Port, Storage, Tensor, check_graph
+from planner.graph import Argument, Graph, Operation, Port, Storage, Tensor, check_graph
 from planner.plan import SCHEMA, Formula, Placement, Plan, Unplanned
 from planner.verify import verify
 
@@ -279,7 +279,7 @@ class _Reader:
             source=row.source,
         )
 
-    def _argument(self, argument: Any, field: str) -> schema.Argument:
+    def _argument(self, argument: Any, field: str) -> Argument:
         try:
             return schema.decode_argument(argument, len(self.document.tensors))
         except schema.ArgumentError as error:

@@ -148,9 +148,9 @@ def _rectangles(plan: Plan, scale: _Scale) -> list[str]:
         seam = ' class="storage"' if width > 4 and height > 4 else ""
         part = f'<rect{seam} {box} fill="{fill}"><title>{_text(hint)}</title></rect>'
         room = int((width - 8) / _LETTER)
-        if height >= 13 and room >= 3:
+        if height >= 11.5 and room >= 3:
             name = storage.name if len(storage.name) <= room else storage.name[: room - 1] + "…"
-            spot = f'x="{x + 4:.2f}" y="{y + min(height / 2 + 4, 14):.2f}"'
+            spot = f'x="{x + 4:.2f}" y="{y + min(height / 2 + 3.8, 14):.2f}"'
             part += f'<text class="label" {spot} style="fill: {text_colour(storage.role)}">{_text(name)}</text>'
         found.append((width * height, index, part))
     hidden = len(found) - MOST_RECTANGLES

@@ -32,6 +32,7 @@ class Instance:
 
     Attributes:
         size, start, end, alignment: of each item (of its hull).
+        span: how many real steps each item lives; ranks lose that, and it orders items better.
         pin: the offset an item is fixed at, or ``FREE``.
         blocks: the rectangles of each item; one for all but ragged groups.
         members: for each item, pairs of a lifetime's index in the problem and its rise in units.
@@ -43,6 +44,7 @@ class Instance:
     size: list[int]
     start: list[int]
     end: list[int]
+    span: list[int]
     alignment: list[int]
     pin: list[int]
     blocks: list[tuple[Block, ...]]
@@ -175,6 +177,7 @@ def _instance(problem: Problem, items: list[_Item]) -> Instance:
         size=[item.nbytes // unit for item in items],
         start=[rank.get(item.birth, 0) for item in items],
         end=[rank.get(item.death, 1) for item in items],
+        span=[item.death - item.birth for item in items],
         alignment=[max(1, item.alignment // unit) if unit % item.alignment else 1 for item in items],
         pin=[item.pin // unit if item.pin != FREE else FREE for item in items],
         blocks=[

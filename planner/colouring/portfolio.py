@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from planner.bounds import bottleneck, lower_bound
+from planner.colouring.best import Best
 from planner.colouring.first_fit import first_fit
 from planner.colouring.instance import Instance, instances, zero_offset
+from planner.colouring.minimise import minimise
 from planner.colouring.orders import orders
 from planner.errors import CapacityError
 from planner.problem import Colouring, Problem, check_problem
-
-
-@dataclass(slots=True)
-class _Best:
-    """The best packing of one component so far."""
-
-    instance: Instance
-    offsets: list[int]
-    peak: int
-    algorithm: str
-    exact: bool = False
-
-    @property
-    def peak_nbytes(self) -> int:
-        return self.peak * self.instance.unit
 
 
 def colour(
@@ -51,36 +37,58 @@ def colour(
         raise _too_large(problem, bound, proved=True)
     parts = [_start(piece) for piece in pieces]
     target = bound if capacity is None else capacity
+    report = _Reporter(parts, progress)
     interrupted = False
     try:
         for part in parts:
             _portfolio(part, target, deadline)
+        # The highest first: what it reaches is all that the others have to reach.
+        hard = sorted((part for part in parts if not part.done(target)), key=lambda part: -part.peak_nbytes)
+        for position, part in enumerate(hard):
+            now = time.monotonic()
+            share = now + (deadline - now) / (len(hard) - position)
+            minimise(part, target, share, time_limit, report)
+            if capacity is None:
+                target = max(target, min(part.peak_nbytes, part.floor * part.instance.unit))
     except KeyboardInterrupt:
         interrupted = True
     result = _colouring(problem, parts, bound, interrupted)
     if capacity is not None and result.peak_nbytes > capacity and not interrupted:
-        raise _too_large(problem, result.peak_nbytes, proved=result.proved_optimal)
+        raise _too_large(problem, result.peak_nbytes, proved=_refuted(parts, capacity))
     return result
 
 
-def _start(instance: Instance) -> _Best:
-    """Return first fit in the given order: what no result may be worse than."""
-    offsets = first_fit(instance, range(len(instance)))
-    return _Best(instance, offsets, instance.peak(offsets), "first fit, given order")
+class _Reporter:
+    """Says how far the search is, at most once a second and not in the first."""
 
+    def __init__(self, parts: list[Best], progress: Callable[[str], None] | None) -> None:
+        self._parts = parts
+        self._progress = progress
+        self._next = time.monotonic() + 1.0
 
-def _portfolio(part: _Best, target_nbytes: int, deadline: float) -> None:
-    """Try first fit in every order until one is at the target."""
-    for name, order in orders(part.instance):
-        if part.peak_nbytes <= target_nbytes or part.peak == part.instance.bound or time.monotonic() > deadline:
+    def __call__(self) -> None:
+        if self._progress is None or time.monotonic() < self._next:
             return
-        offsets = first_fit(part.instance, order)
-        peak = part.instance.peak(offsets)
-        if peak < part.peak:
-            part.offsets, part.peak, part.algorithm = offsets, peak, f"first fit, {name}"
+        self._next = time.monotonic() + 1.0
+        peak = max(part.peak_nbytes for part in self._parts)
+        bound = max(part.instance.bound * part.instance.unit for part in self._parts)
+        self._progress(f"peak {peak} bytes, {peak / bound - 1:.2%} above the lower bound")
 
 
-def _colouring(problem: Problem, parts: list[_Best], bound: int, interrupted: bool) -> Colouring:
+def _start(instance: Instance) -> Best:
+    """Return first fit in the given order: what no result may be worse than."""
+    return Best(instance, first_fit(instance, range(len(instance))), "first fit, given order")
+
+
+def _portfolio(part: Best, goal_nbytes: int, deadline: float) -> None:
+    """Try first fit in every order until one is at the goal."""
+    for name, order in orders(part.instance):
+        if part.done(goal_nbytes) or time.monotonic() > deadline:
+            return
+        part.offer(first_fit(part.instance, order), f"first fit, {name}")
+
+
+def _colouring(problem: Problem, parts: list[Best], bound: int, interrupted: bool) -> Colouring:
     """Put the components together again."""
     offsets = [zero_offset(lifetime) for lifetime in problem.lifetimes]
     for part in parts:
@@ -95,9 +103,14 @@ def _colouring(problem: Problem, parts: list[_Best], bound: int, interrupted: bo
         peak_nbytes=peak,
         lower_bound_nbytes=bound,
         algorithm=highest[0].algorithm if highest else "nothing to place",
-        proved_optimal=peak == bound or any(part.exact for part in highest),
+        proved_optimal=peak == bound or any(part.peak <= part.floor for part in highest),
         interrupted=interrupted,
     )
+
+
+def _refuted(parts: list[Best], capacity: int) -> bool:
+    """Whether some component is proved not to fit."""
+    return any(part.floor * part.instance.unit > capacity for part in parts)
 
 
 def _too_large(problem: Problem, needed: int, *, proved: bool) -> CapacityError:

@@ -1,0 +1,54 @@
+"""What a search runs on: the interpreter for small ones, compiled loops for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from planner.colouring import search_kernel
+
+SAFE_TOTAL = 2**50
+"""Compiled loops add sizes and multiply offsets by up to 2**10 in 64 bits; larger totals stay interpreted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A kernel and the arrays it reads.
+
+    Attributes:
+        advance: ``search_kernel.advance``, interpreted or compiled.
+        array: makes its array from a list.
+        full: makes an array of so many equal numbers.
+        slice_nodes: nodes between two looks at the clock.
+    """
+
+    advance: Callable[..., int]
+    array: Callable[[list[int]], Any]
+    full: Callable[[int, int], Any]
+    slice_nodes: int
+
+
+def interpreted() -> Backend:
+    """Return the backend that needs nothing but Python, and has no limit on numbers."""
+    return Backend(search_kernel.advance, list, lambda count, value: [value] * count, 200)
+
+
+@cache
+def compiled() -> Backend | None:
+    """Return the numba backend, or ``None`` where numba is not installed. Compiles at first use, then from disk."""
+    try:
+        import numba
+        import numpy as np
+    except ImportError:
+        return None
+
+    def array(values: list[int]) -> Any:
+        return np.array(values, dtype=np.int64)
+
+    def full(count: int, value: int) -> Any:
+        return np.full(count, value, dtype=np.int64)
+
+    advance = numba.njit(cache=True, error_model="numpy")(search_kernel.advance)
+    return Backend(advance, array, full, 20_000)

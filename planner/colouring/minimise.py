@@ -1,0 +1,91 @@
+"""Minimisation by decisions: the lowest target first, then bisection between what is refuted and what is found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from planner.colouring.backend import SAFE_TOTAL, Backend, compiled, interpreted
+from planner.colouring.best import Best
+from planner.colouring.exact import Decider
+from planner.colouring.instance import Instance
+from planner.colouring.search import Layout
+from planner.colouring.search_kernel import EXHAUSTED, SOLVED
+
+LARGEST_SEARCHED = 3000
+"""Items beyond which the search is not tried: its arrays grow with the square, and its depth with the count."""
+
+TINY = 15
+"""Items up to which interpreted search is given enough nodes to finish."""
+
+TINY_NODES, SMALL_NODES, FIRST_ROUND_NODES = 12_000, 1_200, 120_000
+"""Nodes for tiny components and others when interpreted, and for the first round when compiled."""
+
+WORTH_COMPILING_SECONDS = 1.0
+"""Loading the compiled search takes most of a second, compiling it some: not for a caller in more of a hurry."""
+
+BISECTIONS = 5
+"""Targets tried between the least possible and the best found, in one round."""
+
+
+def minimise(part: Best, goal_nbytes: int, deadline: float, time_limit: float, tick: Callable[[], None]) -> None:
+    """Lower the peak of one component towards ``goal_nbytes``; what is found is kept in ``part`` as it is found."""
+    instance = part.instance
+    if len(instance) > LARGEST_SEARCHED or part.done(goal_nbytes):
+        return
+    nodes = TINY_NODES if len(instance) <= TINY else SMALL_NODES
+    _round(part, *_deciders(instance, interpreted()), goal_nbytes, nodes, deadline, tick)
+    if part.done(goal_nbytes) or time_limit < WORTH_COMPILING_SECONDS or not _fits_64_bits(part):
+        return
+    backend: Backend | None = compiled()
+    if backend is None:
+        return
+    deciders = _deciders(instance, backend)
+    nodes = FIRST_ROUND_NODES
+    while not part.done(goal_nbytes) and time.monotonic() < deadline:
+        _round(part, *deciders, goal_nbytes, nodes, deadline, tick)
+        nodes *= 2
+
+
+def _deciders(instance: Instance, backend: Backend) -> tuple[Decider, Decider]:
+    """Return two: what is spent on targets in between must not change which tries the lowest target gets."""
+    layout = Layout(instance)
+    return Decider(layout, backend), Decider(layout, backend)
+
+
+def _round(
+    part: Best,
+    at_goal: Decider,
+    between: Decider,
+    goal_nbytes: int,
+    nodes: int,
+    deadline: float,
+    tick: Callable[[], None],
+) -> None:
+    """Decide at the lowest target, then at some between it and the best."""
+    goal = max(-(-goal_nbytes // part.instance.unit), part.floor)
+    _decide(part, at_goal, goal, nodes, deadline, tick)
+    low = max(goal, part.floor) + 1
+    for _ in range(BISECTIONS):
+        high = part.peak - 1
+        if part.done(goal_nbytes) or low > high or time.monotonic() > deadline:
+            return
+        target = (low + high) // 2
+        before = part.peak
+        _decide(part, between, target, nodes // 8, deadline, tick)
+        low = max(low, part.floor) if part.peak < before else target + 1
+
+
+def _decide(part: Best, decider: Decider, target: int, nodes: int, deadline: float, tick: Callable[[], None]) -> None:
+    """Search for a packing at a target, and note what was learned."""
+    verdict = decider.decide(target, nodes, deadline, tick)
+    if verdict.outcome == SOLVED and verdict.offsets is not None:
+        part.offer(verdict.offsets, "branch and bound")
+    elif verdict.outcome == EXHAUSTED and not part.instance.ragged:
+        part.floor = max(part.floor, target + 1)
+
+
+def _fits_64_bits(part: Best) -> bool:
+    """Whether no sum in compiled code can come near 2**63."""
+    instance = part.instance
+    return sum(instance.size) + max(instance.pin) + sum(instance.alignment) < SAFE_TOTAL

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from planner.graph import RESULT_ROLES, FILLED_ROLES, DONATED_ROLES, Graph, Operation
+from planner.graph import DONATED_ROLES, FILLED_ROLES, Graph, Operation, Role
 from planner.operators import may_overwrite
 
 
-def overwritable(graph: Graph, operation: Operation, alignment: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def permanent_storages(graph: Graph, *, donate: bool) -> frozenset[int]:
+    """Storages alive from the first step to the end: parameters, their gradients, constants, undonated inputs."""
+    return frozenset(
+        index
+        for index, storage in enumerate(graph.storages)
+        if storage.role is Role.PARAMETER_GRADIENT
+        or (storage.role in FILLED_ROLES and (not donate or storage.role not in DONATED_ROLES))
+    )
+
+
+def result_storages(graph: Graph) -> frozenset[int]:
+    """Storages somebody reads after the last step."""
+    return frozenset(graph.tensors[port.tensor].storage for port in graph.results if port.tensor is not None)
+
+
+def overwritable(
+    graph: Graph, operation: Operation, alignment: int, kept: frozenset[int]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """``(output storage, input storages it may be written onto)`` by the operator's facts alone, lifetimes aside.
 
-    Both tensors must be the whole of their storages, and the storages equal in padded size.
+    Both tensors must be the whole of their storages, and the storages equal in padded size. ``kept`` are storages
+    that outlive the last step, which nothing may overwrite.
     """
     found = []
     touched = [graph.tensors[index].storage for index in operation.reads + operation.writes]
@@ -25,7 +43,7 @@ def overwritable(graph: Graph, operation: Operation, alignment: int) -> tuple[tu
             if _is_whole(graph, index, alignment)
             and touched.count(graph.tensors[index].storage) == 1
             and _padded(graph, output, alignment) == _padded(graph, index, alignment)
-            and _may_be_lost(graph, graph.tensors[index].storage)
+            and graph.tensors[index].storage not in kept
             and may_overwrite(operation, graph.tensors[output], graph.tensors[index], index)
         )
         if candidates:
@@ -41,8 +59,3 @@ def _padded(graph: Graph, tensor: int, alignment: int) -> int:
 def _is_whole(graph: Graph, index: int, alignment: int) -> bool:
     tensor = graph.tensors[index]
     return tensor.offset == 0 and tensor.numel > 0 and tensor.numel * tensor.itemsize == tensor.end == graph.storages[tensor.storage].nbytes
-
-
-def _may_be_lost(graph: Graph, storage: int) -> bool:
-    role = graph.storages[storage].role
-    return role not in RESULT_ROLES and (role not in FILLED_ROLES or role in DONATED_ROLES)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.graph import DONATED_ROLES, FILLED_ROLES, Graph, Role
-from planner.inplace import overwritable
+from planner.graph import FILLED_ROLES, Graph, Role
+from planner.inplace import overwritable, permanent_storages, result_storages
 from planner.plan import padded
 from planner.problem import Lifetime
 
@@ -33,24 +33,22 @@ def spans(graph: Graph, *, alignment: int = 256, donate: bool = True, in_place: 
             storage = graph.tensors[index].storage
             first.setdefault(storage, step)
             last[storage] = step
-    results = {graph.tensors[port.tensor].storage for port in graph.results if port.tensor is not None}
+    results, permanent = result_storages(graph), permanent_storages(graph, donate=donate)
     found = []
     for index, storage in enumerate(graph.storages):
-        whole = storage.role is Role.PARAMETER_GRADIENT or (
-            storage.role in FILLED_ROLES and (not donate or storage.role not in DONATED_ROLES)
-        )
+        whole = index in permanent
         birth = 0 if whole or storage.role in FILLED_ROLES else first.get(index, 0)
         death = end if whole or index in results else last.get(index, birth) + 1
         found.append(Span(birth, death))
     if in_place:
-        _take_over(graph, found, alignment)
+        _take_over(graph, found, alignment, results | permanent)
     return tuple(found)
 
 
-def _take_over(graph: Graph, found: list[Span], alignment: int) -> None:
+def _take_over(graph: Graph, found: list[Span], alignment: int, kept: frozenset[int]) -> None:
     taken: set[int] = set()
     for step, operation in enumerate(graph.operations):
-        for output, candidates in overwritable(graph, operation, alignment):
+        for output, candidates in overwritable(graph, operation, alignment, kept):
             if found[output].birth != step or graph.storages[output].role is Role.PARAMETER_GRADIENT:
                 continue
             for candidate in candidates:

@@ -5,6 +5,7 @@ A fact holds for the kernels of `runtime.kernels`; the tests there check every o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import MappingProxyType
 
 from planner.graph import Operation, Tensor, TensorRef
@@ -15,6 +16,8 @@ MATMUL = "arenaplan.matmul"
 
 #: Rows, columns and depth of the float32 tiles a 16-bit product is computed in on a CPU.
 HALF_TILE = 512
+
+_HALF = frozenset({"float16", "bfloat16"})
 
 _RANDOM = (
     "bernoulli",
@@ -65,6 +68,11 @@ def is_elementwise(operator: str) -> bool:
     return operator.startswith("aten.") and base_name(operator) in _ELEMENTWISE
 
 
+def has_out_form(operator: str) -> bool:
+    """Whether the ATen operator's out-form on the CPU writes into given memory without memory of its own."""
+    return base_name(operator) in _OUT_FORM
+
+
 def accepts_strides(operator: str) -> bool:
     """Whether the kernel reads and writes strided views without a copy of its own."""
     return operator in (COPY, FILL, MATMUL) or is_elementwise(operator) or base_name(operator) == "sum"
@@ -93,8 +101,42 @@ def may_overwrite(operation: Operation, output: Tensor, operand: Tensor, operand
     return is_elementwise(operation.operator)
 
 
-def needs_workspace(operation: Operation) -> bool:
-    """Whether the operation allocates outside the arena: it has no true out-form."""
+def unplanned_nbytes(operation: Operation, tensors: Sequence[Tensor]) -> int:
+    """Bytes the operation allocates outside the arena on a CPU; zero for one with a true out-form.
+
+    ``tensors`` are the graph's. A 16-bit product needs its float32 tiles (once, shared by all); an elementwise
+    operator over operands of different dtypes makes ATen cast them; an operator without an out-form returns new tensors.
+    """
+    outputs = [tensors[index] for index in operation.outputs if index is not None]
+    result_nbytes = sum(output.numel * output.itemsize for output in outputs)
+    if operation.operator == MATMUL:
+        return _tile_nbytes(operation, tensors) if outputs and outputs[0].dtype in _HALF else 0
     if operation.operator.startswith("arenaplan."):
-        return False
-    return base_name(operation.operator) not in _OUT_FORM
+        return 0
+    if has_out_form(operation.operator) or (is_random(operation.operator) and is_mutating(operation)):
+        return _cast_nbytes(operation, tensors) if is_elementwise(operation.operator) else 0
+    return result_nbytes
+
+
+def is_mutating(operation: Operation) -> bool:
+    """Whether everything the operation writes is also among its arguments: it works in place by its own definition."""
+    return bool(operation.outputs) and all(output in operation.reads for output in operation.outputs)
+
+
+def _tile_nbytes(operation: Operation, tensors: Sequence[Tensor]) -> int:
+    left, right = (tensors[index] for index in operation.reads[:2])
+    rows, depth, columns = (min(size, HALF_TILE) for size in (left.shape[-2], left.shape[-1], right.shape[-1]))
+    return 4 * (rows * depth + depth * columns + rows * columns)
+
+
+def _cast_nbytes(operation: Operation, tensors: Sequence[Tensor]) -> int:
+    """Bytes ATen converts before an elementwise operator whose operands differ in dtype (masks and indices aside)."""
+    skipped = {"where": 1, "masked_fill": 2}.get(base_name(operation.operator), 0)
+    operands = [tensors[index] for index in operation.reads]
+    if skipped:
+        operands = [tensor for tensor in operands if tensor.dtype != "bool"]
+    kinds = {tensor.dtype for tensor in operands if tensor.shape}
+    if len(kinds) < 2:
+        return 0
+    widest = max(tensor.itemsize for tensor in operands)
+    return sum(tensor.numel * widest for tensor in operands if tensor.itemsize < widest or tensor.dtype == "bool")

@@ -13,9 +13,10 @@ from planner.colouring import colour
 from planner.errors import CapacityError, ShapeError, StrategyError
 from planner.graph import Graph
 from planner.lifetimes import Span, chains, lifetimes, spans
-from planner.operators import needs_workspace
+from planner.operators import MATMUL, unplanned_nbytes
 from planner.plan import Formula, Placement, Plan, Unplanned, padded
 from planner.problem import Colouring, Problem
+from planner.rewrite.batches import split_batches
 from planner.rewrite.canonical import canonical
 from planner.rewrite.elision import elide_copies, removable_copies
 from planner.rewrite.slicing import default_slices, find_region, slice_graph
@@ -116,7 +117,7 @@ def _variants(
         say("rewriting and scheduling")
         yield from _materialized(base, alignment, donate)
     if strategy in ("auto", "sliced"):
-        elided = elide_copies(base)
+        elided = split_batches(elide_copies(base))
         region = find_region(elided)
         if region is None:
             if strategy == "sliced":
@@ -196,13 +197,13 @@ def _finish(
 
 
 def _unplanned(graph: Graph) -> tuple[Unplanned, ...]:
+    """What allocates outside the arena, by operator; the products' tiles are shared, so the largest counts."""
     totals: dict[str, int] = {}
     for operation in graph.operations:
-        if needs_workspace(operation):
-            nbytes = sum(
-                graph.tensors[index].numel * graph.tensors[index].itemsize for index in operation.outputs if index is not None
-            )
-            totals[operation.operator] = totals.get(operation.operator, 0) + nbytes
+        nbytes = unplanned_nbytes(operation, graph.tensors)
+        if nbytes:
+            before = totals.get(operation.operator, 0)
+            totals[operation.operator] = max(before, nbytes) if operation.operator == MATMUL else before + nbytes
     return tuple(Unplanned(operator, nbytes) for operator, nbytes in sorted(totals.items()))
 
 

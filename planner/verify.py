@@ -134,7 +134,11 @@ def _takes_over(plan: Plan, late: int, early: int) -> bool:
     new, old = plan.placements[late], plan.placements[early]
     if new.in_place_of != early or new.offset != old.offset or old.death != new.birth + 1 or old.birth > new.birth:
         return False
-    if new.birth >= len(graph.operations):
+    results = {graph.tensors[port.tensor].storage for port in graph.results if port.tensor is not None}
+    donated = graph.storages[early].role not in FILLED_ROLES or graph.storages[early].role in DONATED_ROLES
+    if new.birth >= len(graph.operations) or early in results or not donated:
+        return False
+    if graph.storages[early].role is Role.PARAMETER_GRADIENT:
         return False
     operation = graph.operations[new.birth]
     operands = [index for index in operation.reads if graph.tensors[index].storage == early]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.graph import DONATED_ROLES, FILLED_ROLES, RESULT_ROLES, Graph, Role
-from planner.inplace import overwritable
+from planner.graph import FILLED_ROLES, Graph
+from planner.inplace import overwritable, permanent_storages, result_storages
 from planner.plan import padded
 
 
@@ -34,13 +34,7 @@ class MemoryModel:
 
 def memory_model(graph: Graph, alignment: int, donate: bool) -> MemoryModel:
     """The model of a graph; ``donate`` says whether the caller's inputs are free space once dead."""
-    fixed = {
-        index
-        for index, storage in enumerate(graph.storages)
-        if storage.role is Role.PARAMETER_GRADIENT
-        or (storage.role in FILLED_ROLES and (not donate or storage.role not in DONATED_ROLES))
-    }
-    results = {graph.tensors[port.tensor].storage for port in graph.results if port.tensor is not None}
+    fixed, results = permanent_storages(graph, donate=donate), result_storages(graph)
     users: list[set[int]] = [set() for _ in graph.storages]
     touched = []
     for position, operation in enumerate(graph.operations):
@@ -53,11 +47,9 @@ def memory_model(graph: Graph, alignment: int, donate: bool) -> MemoryModel:
         nbytes=tuple(0 if index in fixed else size for index, size in enumerate(sizes)),
         users=tuple(frozenset(items) for items in users),
         touched=tuple(touched),
-        stays=frozenset(
-            index for index, storage in enumerate(graph.storages) if storage.role in RESULT_ROLES or index in results
-        ),
+        stays=results | fixed,
         starts_alive=frozenset(i for i, storage in enumerate(graph.storages) if storage.role in FILLED_ROLES),
-        overwrites=tuple(overwritable(graph, operation, alignment) for operation in graph.operations),
+        overwrites=tuple(overwritable(graph, operation, alignment, fixed | results) for operation in graph.operations),
         base_nbytes=sum(sizes[index] for index in fixed),
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from planner.graph import Argument, Dtype, Operation, TensorRef
-from planner.operators import base_name, is_elementwise, needs_workspace
+from planner.operators import base_name, has_out_form, is_elementwise
 from runtime.errors import UnknownOperatorError
 from runtime.kernels.binding import Call, Context
 
@@ -25,7 +25,7 @@ _ENUMS = {
 
 
 def bind_aten(operation: Operation, context: Context) -> list[Call]:
-    """Bind an ATen operator; see `planner.operators.needs_workspace` for which of them still allocate."""
+    """Bind an ATen operator; see `planner.operators.unplanned_nbytes` for which of them still allocate."""
     special = _SPECIAL.get(base_name(operation.operator))
     outputs = context.outputs(operation)
     if outputs and all(output.numel() == 0 for output in outputs):
@@ -36,7 +36,7 @@ def bind_aten(operation: Operation, context: Context) -> list[Call]:
     if overload._schema.is_mutable:
         return _mutating(overload, operation, context)
     out_form = find_out_form(overload)
-    if out_form is None or needs_workspace(operation) or None in operation.outputs:
+    if out_form is None or not has_out_form(operation.operator) or None in operation.outputs:
         return [_copying(overload, operation, context)]
     names = [argument.name for argument in out_form._schema.arguments if argument.is_out]
     positional, keywords = arguments(out_form, operation, context)

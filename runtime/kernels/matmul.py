@@ -110,6 +110,7 @@ def _half(
 
 def _scratch(context: Context, slot: int, shape: torch.Size) -> torch.Tensor:
     """A float32 matrix in the runtime's scratch, one slot for each operand."""
-    if slot not in context.scratch:
-        context.scratch[slot] = torch.empty(HALF_TILE * HALF_TILE)
-    return context.scratch[slot][: shape.numel()].view(shape)
+    held = context.scratch.get(slot)
+    if held is None or held.numel() < shape.numel():
+        held = context.scratch[slot] = torch.empty(shape.numel())
+    return held[: shape.numel()].view(shape)

@@ -1,0 +1,108 @@
+"""``arenaplan run PLAN.json``: execute a saved plan on generated inputs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from planner.graph import Port, Tensor
+from planner.plan import Plan
+from planner.plan_file import load_plan
+from runtime.check import spread
+from runtime.cli.attention import require_device
+from runtime.cli.errors import FAILED, one_line_errors, say
+from runtime.cli.output import console, print_json
+from runtime.executor import ArenaRuntime
+from runtime.measure import allocations
+
+
+def run_plan(
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A saved plan.")],
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    check: Annotated[bool, typer.Option("--check", help="Compare with the same program, a buffer per tensor.")] = False,
+    steps: Annotated[int, typer.Option(min=2, help="Steps to run.")] = 5,
+    seed: Annotated[int, typer.Option(help="Seed of the generated inputs.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Execute a saved plan; with --check, results must equal those of a run in which nothing shares memory."""
+    with one_line_errors(debug):
+        require_device(device)
+        plan = load_plan(plan_file)
+        inputs, state = generated(plan, seed, device)
+        run = ArenaRuntime(plan, device=device, state=state)
+        reference = ArenaRuntime(spread(plan), device=device, state=state) if check else None
+        seconds: list[float] = []
+        differing: list[str] = []
+        for step in range(steps):
+            torch.manual_seed(seed + step)
+            run.arena.poison()
+            started = time.perf_counter()
+            run(*inputs)
+            seconds.append(time.perf_counter() - started)
+            if reference is not None:
+                torch.manual_seed(seed + step)
+                reference.arena.poison()
+                reference(*inputs)
+                differing += [name for name in _differences(run, reference) if name not in differing]
+        calls = allocations(run.execute).calls
+        fields = {
+            **plan.summary(),
+            "steps": steps,
+            "step_seconds": statistics.median(seconds),
+            "allocator_calls": calls,
+            "checked": check,
+            "differing": differing,
+        }
+        if as_json:
+            print_json(fields)
+        else:
+            verdict = "" if not check else " Results equal those of separate buffers." if not differing else ""
+            console().print(
+                f"{plan_file}: {steps} steps, median {fields['step_seconds']:.4f} s, "
+                f"{calls} allocator calls per step.{verdict}"
+            )
+        if differing:
+            say(f"error: results differ from a run with separate buffers: {', '.join(differing[:5])}")
+            raise typer.Exit(FAILED)
+
+
+def generated(plan: Plan, seed: int, device: str) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Inputs and states for a plan: normal numbers, zeros where integers could be indices."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def make(port: Port) -> torch.Tensor:
+        tensor: Tensor = plan.graph.tensors[port.tensor or 0]
+        dtype = getattr(torch, tensor.dtype)
+        if dtype.is_floating_point or dtype.is_complex:
+            wide = torch.complex64 if dtype.is_complex else torch.float32
+            value = torch.randn(tensor.shape, generator=generator, dtype=wide).to(dtype)
+        elif dtype is torch.bool:
+            value = torch.rand(tensor.shape, generator=generator) < 0.5  # noqa: PLR2004 - a fair coin
+        else:
+            value = torch.zeros(tensor.shape, dtype=dtype)
+        return value.to(device)
+
+    states = {port.name: make(port) for port in plan.graph.states}
+    return [make(port) for port in plan.graph.inputs], states
+
+
+def _differences(run: ArenaRuntime, reference: ArenaRuntime) -> list[str]:
+    return [
+        port.name
+        for port in run.plan.graph.results
+        if port.tensor is not None
+        and not torch.equal(
+            run.views[port.tensor].contiguous().view(-1).view(torch.uint8)
+            if run.views[port.tensor].numel()
+            else run.views[port.tensor],
+            reference.views[port.tensor].contiguous().view(-1).view(torch.uint8)
+            if run.views[port.tensor].numel()
+            else reference.views[port.tensor],
+        )
+    ]

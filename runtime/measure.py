@@ -1,0 +1,60 @@
+"""What PyTorch allocates while something runs, by torch.profiler's memory events."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch.profiler import ProfilerActivity, profile
+
+
+@dataclass(frozen=True, slots=True)
+class Allocations:
+    """Allocator activity of one call.
+
+    Attributes:
+        calls: allocations of a positive size.
+        nbytes: their total.
+        peak_nbytes: most bytes held at once above the start.
+    """
+
+    calls: int
+    nbytes: int
+    peak_nbytes: int
+
+
+def allocations(call: Callable[[], object]) -> Allocations:
+    """Run ``call`` once under torch.profiler and count its CPU allocator events."""
+    with _silent_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        kept = call()
+    events = profiler.profiler.kineto_results.events() if profiler.profiler is not None else []
+    sizes = [event.nbytes() for event in sorted(events, key=lambda e: e.start_ns()) if event.name() == "[memory]"]
+    del kept
+    live = peak = 0
+    for size in sizes:
+        live += size
+        peak = max(peak, live)
+    positive = [size for size in sizes if size > 0]
+    return Allocations(len(positive), sum(positive), peak)
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Keep the profiler's own start and stop lines, written by C++, off the user's terminal."""
+    sys.stderr.flush()
+    try:
+        saved = os.dup(2)
+    except OSError:  # no standard error to keep quiet
+        yield
+        return
+    sink = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(sink, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(sink)

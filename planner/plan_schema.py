@@ -19,6 +19,8 @@ MAX_INT = (1 << 63) - 1
 MAX_DEPTH = 16
 
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+#: PyTorch's own limit; without one, the product of a hostile shape would take minutes.
+Shape = Annotated[list[Count], Meta(max_length=64)]
 Positive = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 _NON_FINITE: Mapping[str, float] = MappingProxyType({"inf": math.inf, "-inf": -math.inf, "nan": math.nan})
 
@@ -56,8 +58,8 @@ class TensorRow(Struct, forbid_unknown_fields=True):
     name: str
     storage: Count
     offset: Count
-    shape: list[Count]
-    strides: list[Count]
+    shape: Shape
+    strides: Shape
     dtype: str
 
 

@@ -178,6 +178,7 @@ def set_in(*keys: str | int, to: Any) -> Callable[[dict[str, Any]], None]:
         (set_in("tensors", 1, "dtype", to="float31"), r"tensor x: unknown dtype 'float31'"),
         (set_in("tensors", 1, "shape", to=[64, -16]), r"tensors\[1\]\.shape"),
         (set_in("tensors", 1, "shape", to=[2**61, 2**61]), r"tensor x: ends at byte"),
+        (set_in("tensors", 1, "shape", to=[2**62] * 100_000), r"tensors\[1\]\.shape: expected array of length <= 64"),
         (set_in("tensors", 1, "name", to="w"), r"tensor w: the name is used twice"),
         (set_in("operations", 0, "arguments", 0, to={"tensor": 77}), r"operations\[0\]\.arguments\[0\]: tensor 77"),
         (set_in("operations", 0, "arguments", 0, to={"tensor": True}), r"operations\[0\]\.arguments\[0\]: expected"),

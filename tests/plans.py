@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass, field
+from functools import cache
 
 from planner.graph import (
     FILLED_ROLES,
@@ -253,3 +254,17 @@ def _network(build: PlanBuilder, value: int, layers: range, width: int) -> int:
         gradient = build.storage(f"{name}.grad", (width, 64))
         build.step(f"grad_x_{layer}", mm, (TensorRef(masked), TensorRef(weight)), gradient)
     return gradient
+
+
+#: Options of `traced_plan` that differ in what they hold: donated storages, slices, outputs, many inputs.
+TRACED = (("materialized",), ("sliced",), ("traced", "joint"), ("materialized", "joint", 0.0), ("auto", "forward"))
+
+
+@cache
+def traced_plan(strategy: str, mode: str = "backward", dropout: float = 0.1) -> Plan:
+    """A real plan: self-attention of B=2, N=4, L=32, H=64, traced and planned, never run."""
+    from planner import plan, trace
+    from runtime.attention import build_attention
+
+    module, x = build_attention(2, 4, 32, 64, dropout=dropout, causal=True)
+    return plan(trace(module, (x,), mode=mode), strategy=strategy)

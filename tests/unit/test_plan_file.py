@@ -10,13 +10,14 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plans import odd_arguments, small_plan, synthetic_plan
+from plans import TRACED, odd_arguments, small_plan, synthetic_plan, traced_plan
 
 from planner import files, plan_file, plan_schema
 from planner.errors import PlanFileError, PlannerError, VerificationError
@@ -49,7 +50,15 @@ def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 # Round trips
 
 
-@pytest.mark.parametrize("make", [small_plan, lambda: synthetic_plan(500), lambda: with_arguments(*odd_arguments())])
+@pytest.mark.parametrize(
+    "make",
+    [
+        small_plan,
+        lambda: synthetic_plan(500),
+        lambda: with_arguments(*odd_arguments()),
+        *(partial(traced_plan, *options) for options in TRACED),
+    ],
+)
 def test_a_loaded_plan_equals_the_saved_one_and_saves_to_the_same_bytes(make, tmp_path):
     plan, first, second = make(), tmp_path / "first.json", tmp_path / "second.json"
     save_plan(plan, first)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
-from plans import PlanBuilder, small_plan, synthetic_plan
+from plans import TRACED, PlanBuilder, small_plan, synthetic_plan, traced_plan
 
 from planner.errors import ShapeError
 from planner.graph import Role
 from planner.plan import padded
 from planner.report.facts import about_tensor, at_step, chain, handed_over, live_nbytes, peak_step, size_text
 
+MAKERS = [small_plan, lambda: synthetic_plan(300), *(partial(traced_plan, *options) for options in TRACED)]
 
-@pytest.mark.parametrize("make", [small_plan, lambda: synthetic_plan(300)])
+
+@pytest.mark.parametrize("make", MAKERS)
 def test_live_bytes_are_what_covers_the_arena_at_each_step(make):
     plan = make()
     for step, live in enumerate(live_nbytes(plan)):
@@ -25,7 +29,7 @@ def test_live_bytes_are_what_covers_the_arena_at_each_step(make):
     assert live_nbytes(plan)[peak_step(plan)] == plan.lower_bound_nbytes
 
 
-@pytest.mark.parametrize("make", [small_plan, lambda: synthetic_plan(300)])
+@pytest.mark.parametrize("make", MAKERS)
 def test_gaps_are_what_is_not_alive(make):
     plan = make()
     for step in range(0, plan.steps, 7):

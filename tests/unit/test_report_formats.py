@@ -9,10 +9,11 @@ import json
 import pickle
 import pickletools
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import pytest
-from plans import PlanBuilder, small_plan, synthetic_plan
+from plans import TRACED, PlanBuilder, small_plan, synthetic_plan, traced_plan
 
 from planner.graph import Role
 from planner.plan import Plan, padded
@@ -21,7 +22,11 @@ from planner.report.csv_table import offset_map_csv
 from planner.report.facts import live_nbytes
 from planner.report.snapshot import snapshot, snapshot_pickle
 
-MAKERS = [small_plan, lambda: synthetic_plan(400)]
+MAKERS = [
+    small_plan,
+    lambda: synthetic_plan(400),
+    *(partial(traced_plan, *options) for options in TRACED),
+]
 
 
 # CSV

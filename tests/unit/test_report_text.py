@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from plans import PlanBuilder, small_plan, synthetic_plan
+from plans import PlanBuilder, small_plan, synthetic_plan, traced_plan
 
 from planner.graph import Role
 from planner.plan import Unplanned
@@ -37,7 +37,7 @@ def test_the_header_gives_the_figures():
     assert re.search(r"unplanned +2\.00 KiB .*aten\.sum", text)
 
 
-@pytest.mark.parametrize("make", [small_plan, lambda: synthetic_plan(40)])
+@pytest.mark.parametrize("make", [small_plan, lambda: synthetic_plan(40), lambda: traced_plan("materialized")])
 def test_each_cell_shows_what_lies_there(make):
     """Compares the picture with a search at the middle of every cell."""
     plan = make()

@@ -78,7 +78,11 @@ def plan(
     base = canonical(graph)
     variants = sorted(
         _variants(base, strategy, slices, alignment, donate, say),
-        key=lambda variant: (variant.lower_bound_nbytes, _PREFERENCE.index(variant.strategy)),
+        key=lambda variant: (
+            variant.lower_bound_nbytes,
+            _PREFERENCE.index(variant.strategy),
+            len(variant.graph.operations),
+        ),
     )
     best: tuple[_Variant, Colouring] | None = None
     for variant in variants:

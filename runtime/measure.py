@@ -19,11 +19,13 @@ class Allocations:
         calls: allocations of a positive size.
         nbytes: their total.
         peak_nbytes: most bytes held at once above the start.
+        held_nbytes: bytes still held at the end (what was freed counts against it).
     """
 
     calls: int
     nbytes: int
     peak_nbytes: int
+    held_nbytes: int
 
 
 def allocations(call: Callable[[], object]) -> Allocations:
@@ -38,7 +40,7 @@ def allocations(call: Callable[[], object]) -> Allocations:
         live += size
         peak = max(peak, live)
     positive = [size for size in sizes if size > 0]
-    return Allocations(len(positive), sum(positive), peak)
+    return Allocations(len(positive), sum(positive), peak, sum(sizes))
 
 
 @contextmanager

@@ -131,8 +131,8 @@ def disjoint(one: Tensor, two: Tensor) -> bool:
     """Whether two views of one storage certainly share no byte (``False`` when in doubt)."""
     if one.numel == 0 or two.numel == 0 or one.end <= two.offset or two.end <= one.offset:
         return True
-    candidates = {s * t.itemsize for t in (one, two) for s, n in zip(t.strides, t.shape, strict=True) if n > 1}
-    for width in sorted(candidates, reverse=True):
+    periods = {s * t.itemsize for t in (one, two) for s, n in zip(t.strides, t.shape, strict=True) if n > 1 and s}
+    for width in sorted(periods, reverse=True):
         spans = [_span(tensor, width) for tensor in (one, two)]
         if spans[0] is None or spans[1] is None:
             continue

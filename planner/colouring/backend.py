@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from planner.colouring import search_kernel
+from planner.colouring import first_fit_kernel, search_kernel
 
 SAFE_TOTAL = 2**50
 """Compiled loops add sizes and multiply offsets by up to 2**10 in 64 bits; larger totals stay interpreted."""
@@ -52,3 +52,14 @@ def compiled() -> Backend | None:
 
     advance = numba.njit(cache=True, error_model="numpy")(search_kernel.advance)
     return Backend(advance, array, full, 20_000)
+
+
+@cache
+def compiled_first_fit() -> Callable[..., int] | None:
+    """Return ``first_fit_kernel.place`` compiled, or ``None`` where numba is not installed."""
+    try:
+        import numba
+    except ImportError:
+        return None
+    place: Callable[..., int] = numba.njit(cache=True, error_model="numpy")(first_fit_kernel.place)
+    return place

@@ -51,7 +51,12 @@ def first_fit(instance: Instance, order: Sequence[int]) -> list[int]:
 
 def _lowest(instance: Instance, item: int, placed: list[Placed]) -> int:
     """Return the lowest aligned offset at which an item of one block fits."""
-    size, start, end, alignment = instance.size[item], instance.start[item], instance.end[item], instance.alignment[item]
+    size, start, end, alignment = (
+        instance.size[item],
+        instance.start[item],
+        instance.end[item],
+        instance.alignment[item],
+    )
     offset = 0
     for other, other_end, other_start, other_stop in placed:
         if other_end > offset and other_start < end and start < other_stop:

@@ -130,7 +130,9 @@ def _group(problem: Problem, name: str, indices: list[int]) -> _Item:
         if lifetime.offset is not None:
             base = lifetime.offset - rise
             if base < 0 or pin not in (FREE, base):
-                raise ProblemError("problem", f"group {name!r}: pinned member {lifetime.name!r} does not fit the others")
+                raise ProblemError(
+                    "problem", f"group {name!r}: pinned member {lifetime.name!r} does not fit the others"
+                )
             pin = base
         if lifetime.nbytes:
             blocks.append(Block(rise, lifetime.nbytes, lifetime.birth, lifetime.death))

@@ -18,8 +18,11 @@ LARGEST_SEARCHED = 3000
 TINY = 15
 """Items up to which interpreted search is given enough nodes to finish."""
 
-TINY_NODES, SMALL_NODES, FIRST_ROUND_NODES = 12_000, 1_200, 120_000
-"""Nodes for tiny components and others when interpreted, and for the first round when compiled."""
+TINY_NODES, SMALL_NODES, FIRST_ROUND_NODES = 4_000, 1_200, 120_000
+"""Nodes a round for tiny components and others when interpreted, and in the first round when compiled."""
+
+TINY_ROUNDS = 3
+"""Rounds for tiny components: each bisects what the last left open."""
 
 WORTH_COMPILING_SECONDS = 1.0
 """Loading the compiled search takes most of a second, compiling it some: not for a caller in more of a hurry."""
@@ -33,8 +36,12 @@ def minimise(part: Best, goal_nbytes: int, deadline: float, time_limit: float, t
     instance = part.instance
     if len(instance) > LARGEST_SEARCHED or part.done(goal_nbytes):
         return
-    nodes = TINY_NODES if len(instance) <= TINY else SMALL_NODES
-    _round(part, *_deciders(instance, interpreted()), goal_nbytes, nodes, deadline, tick)
+    deciders = _deciders(instance, interpreted())
+    if len(instance) <= TINY:
+        for _ in range(TINY_ROUNDS):
+            _round(part, *deciders, goal_nbytes, TINY_NODES, deadline, tick)
+    else:
+        _round(part, *deciders, goal_nbytes, SMALL_NODES, deadline, tick)
     if part.done(goal_nbytes) or time_limit < WORTH_COMPILING_SECONDS or not _fits_64_bits(part):
         return
     backend: Backend | None = compiled()
@@ -65,7 +72,7 @@ def _round(
     """Decide at the lowest target, then at some between it and the best."""
     goal = max(-(-goal_nbytes // part.instance.unit), part.floor)
     _decide(part, at_goal, goal, nodes, deadline, tick)
-    low = max(goal, part.floor) + 1
+    low = max(goal + 1, part.floor)
     for _ in range(BISECTIONS):
         high = part.peak - 1
         if part.done(goal_nbytes) or low > high or time.monotonic() > deadline:

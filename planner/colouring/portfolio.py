@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import inf
 
 from planner.bounds import bottleneck, lower_bound
 from planner.colouring.best import Best
 from planner.colouring.first_fit import first_fit
 from planner.colouring.instance import Instance, instances, zero_offset
+from planner.colouring.large import LargeFirstFit, large_first_fit, large_portfolio
 from planner.colouring.minimise import minimise
 from planner.colouring.orders import orders
 from planner.errors import CapacityError
 from planner.problem import Colouring, Problem, check_problem
 
+SMALL = 1500
+"""Items up to which interpreted first fit takes less time than loading the compiled one."""
 
-def colour(
-    problem: Problem, *, time_limit: float = 10.0, progress: Callable[[str], None] | None = None
-) -> Colouring:
+
+def colour(problem: Problem, *, time_limit: float = 10.0, progress: Callable[[str], None] | None = None) -> Colouring:
     """Return offsets for a problem, of the least peak found within ``time_limit`` seconds.
 
     With a capacity the search stops at the first packing that fits. The peak is never above that of first fit in
@@ -35,13 +38,18 @@ def colour(
     capacity = problem.capacity
     if capacity is not None and bound > capacity:
         raise _too_large(problem, bound, proved=True)
-    parts = [_start(piece) for piece in pieces]
-    target = bound if capacity is None else capacity
+    parts: list[Best] = []
     report = _Reporter(parts, progress)
+    engines = [large_first_fit(piece) if len(piece) > SMALL else None for piece in pieces]
+    parts += [_start(piece, engine) for piece, engine in zip(pieces, engines, strict=True)]
+    target = bound if capacity is None else capacity
     interrupted = False
     try:
-        for part in parts:
-            _portfolio(part, target, deadline)
+        for part, engine in zip(parts, engines, strict=True):
+            if engine is None:
+                _portfolio(part, target, deadline)
+            else:
+                large_portfolio(part, engine, target, time_limit, deadline, report)
         # The highest first: what it reaches is all that the others have to reach.
         hard = sorted((part for part in parts if not part.done(target)), key=lambda part: -part.peak_nbytes)
         for position, part in enumerate(hard):
@@ -75,9 +83,14 @@ class _Reporter:
         self._progress(f"peak {peak} bytes, {peak / bound - 1:.2%} above the lower bound")
 
 
-def _start(instance: Instance) -> Best:
+def _start(instance: Instance, engine: LargeFirstFit | None) -> Best:
     """Return first fit in the given order: what no result may be worse than."""
-    return Best(instance, first_fit(instance, range(len(instance))), "first fit, given order")
+    offsets = None
+    if engine is not None:
+        offsets = engine.run(engine.given(), engine.ample, inf, lambda: None)
+    if offsets is None:
+        offsets = first_fit(instance, range(len(instance)))
+    return Best(instance, offsets, "first fit, given order")
 
 
 def _portfolio(part: Best, goal_nbytes: int, deadline: float) -> None:

@@ -28,12 +28,16 @@ MASK = (1 << 62) - 1
 MIX_ITEM, MIX_LOW, MIX_KEY = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB
 
 
-def advance(problem: Any, state: Any, registers: Any, target: int, offset_weight: int, index_weight: int, node_limit: int) -> int:
+def advance(
+    problem: Any, state: Any, registers: Any, target: int, offset_weight: int, index_weight: int, node_limit: int
+) -> int:
     """Search on until solved, exhausted or ``node_limit`` nodes are counted; see ``search`` for the arrays."""
     size, first, stop, alignment, twin, near_at, near, section_at, section, pin_at, pin_low, pin_high = problem[:12]
     wall_at, wall_low, wall_high = problem[12:]
     low, placed, remaining, witness, support, trail_item, trail_value, items = state[:8]
-    begin, end, floor, last, deadline, tried, tried_rank, trail_base, items_base, piece_base, piece, piece_end = state[8:20]
+    begin, end, floor, last, deadline, tried, tried_rank, trail_base, items_base, piece_base, piece, piece_end = state[
+        8:20
+    ]
     piece_from, piece_to, piece_deadline, piece_key, key, failed = state[20:]
     slots = len(failed)
     depth = registers[DEPTH]

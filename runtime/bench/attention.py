@@ -84,9 +84,10 @@ def _measure(shape: tuple[int, int, int, int], rounds: int, dropout: float, stra
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     eager, inductor = _autograd_memory(case, case.module), _autograd_memory(case, case.compiled)
     gradients = sum(s.nbytes for s in case.plan.graph.storages if s.role is Role.PARAMETER_GRADIENT)
-    handed = sum(
-        s.nbytes for s in case.plan.graph.storages if s.role in (Role.SAVED, Role.GRAD_OUTPUT)
-    ) - case.incoming.nbytes
+    handed = (
+        sum(s.nbytes for s in case.plan.graph.storages if s.role in (Role.SAVED, Role.GRAD_OUTPUT))
+        - case.incoming.nbytes
+    )
     peak = {
         "ours": case.plan.extra_nbytes + gradients,
         "eager": eager[1].peak_nbytes,

@@ -1,0 +1,152 @@
+"""First fit in many orders for components too large for interpreted loops."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from planner.colouring.backend import SAFE_TOTAL, compiled_first_fit
+from planner.colouring.best import Best
+from planner.colouring.first_fit_kernel import BLOCK, COUNTS, HIGHEST, WORK
+from planner.colouring.instance import FREE, Instance
+from planner.colouring.orders import heaviest_moments
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, np.dtype[np.int64]]
+
+SLICE = 2000
+"""Items placed between two looks at the clock."""
+
+WORK_PER_ITEM = 60_000
+"""Steps allowed for each item in ten seconds; a core makes about a thousand million a second."""
+
+
+class LargeFirstFit:
+    """First fit over the arrays of one instance; groups are packed as their hulls."""
+
+    def __init__(self, instance: Instance, place: Callable[..., int]) -> None:
+        import numpy as np
+
+        self.instance = instance
+        self._np = np
+        self._place = place
+        self.work = 0
+        self.ample = sum(instance.size) + sum(instance.alignment) + max(instance.pin) + max(instance.size)
+        self.size, self.birth, self.death, self.span, self.alignment, self.pin = (
+            np.array(values, dtype=np.int64)
+            for values in (
+                instance.size, instance.start, instance.end, instance.span, instance.alignment, instance.pin,
+            )
+        )  # fmt: skip
+        births, deaths = np.sort(self.birth), np.sort(self.death)
+        self.conflicts = (
+            np.searchsorted(births, self.death, side="left") - np.searchsorted(deaths, self.birth, side="right") - 1
+        )
+        kind = np.floor(np.log2(self.death - self.birth)).astype(np.int64)
+        members = np.lexsort((self.birth, kind))
+        bounds = np.searchsorted(kind[members], np.arange(int(kind.max()) + 2)).astype(np.int64)
+        self._classes = (bounds, members, self.birth[members])
+
+    def run(self, order: Array, limit: int, deadline: float, tick: Callable[[], None]) -> list[int] | None:
+        """Return offsets of a packing no higher than ``limit``, or ``None`` if the order leads to none in time."""
+        np = self._np
+        count = len(self.size)
+        offsets = self.pin.copy()
+        order = np.concatenate((order[self.pin[order] != FREE], order[self.pin[order] == FREE]))
+        blocks = 2 * count // BLOCK + 2
+        arrays = tuple(np.zeros(blocks, dtype=np.int64) for _ in range(8))
+        entries = tuple(np.zeros(blocks * BLOCK, dtype=np.int64) for _ in range(4))
+        scratch = (np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64))
+        items = (self.size, self.birth, self.death, self.alignment, self.conflicts, offsets)
+        counts = np.zeros(COUNTS, dtype=np.int64)
+        position = 0
+        while position < count:
+            stop = min(position + SLICE, count)
+            reached = self._place(order, position, stop, limit, items, self._classes, arrays + entries, scratch, counts)
+            tick()
+            self.work += int(counts[WORK])
+            counts[WORK] = 0
+            if reached < stop or time.monotonic() > deadline:
+                return None
+            position = stop
+        return None if counts[HIGHEST] > limit else [int(offset) for offset in offsets]
+
+    def given(self) -> Array:
+        """Return the order of the problem."""
+        return self._np.arange(len(self.size))
+
+    def orders(self) -> Iterator[tuple[str, Array]]:
+        """Yield named orders: those that most often win on large problems first."""
+        np = self._np
+        size, birth, death, span = self.size, self.birth, self.death, self.span
+        area = size.astype(np.float64) * span
+        weight = size.astype(np.float64) * self.conflicts
+        # The share of the bound that is alive at an item's heaviest moment: where that is large, room is scarce.
+        crowd = np.array(heaviest_moments(self.instance), dtype=np.int64)
+        tenths = -(crowd * 1000 // self.instance.bound)
+        hundredths = -(crowd * 100 // self.instance.bound)
+        yield "size", np.lexsort((birth, -span, -size))
+        yield "conflicts x size", np.lexsort((birth, -size, -weight))
+        yield "crowd in 1000, area", np.lexsort((birth, -size, -area, tenths))
+        yield "area", np.lexsort((birth, -size, -area))
+        yield "size, birth", np.lexsort((-span, birth, -size))
+        yield "crowd in 100, size", np.lexsort((birth, -span, -size, hundredths))
+        yield "size, conflicts", np.lexsort((birth, -self.conflicts, -size))
+        yield "early death", np.lexsort((-size, birth, death))
+        yield "birth", np.lexsort((-size, -death, birth))
+        yield "crowd in 1000, size", np.lexsort((birth, -span, -size, tenths))
+        yield "duration", np.lexsort((birth, -size, -span))
+        yield "death", np.lexsort((-size, birth, -death))
+
+    def sooner(self, order: Array, offsets: list[int], limit: int) -> Array:
+        """Return an order in which what ended above ``limit`` comes twice as soon."""
+        np = self._np
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[order] = np.arange(len(order))
+        above = np.array(offsets, dtype=np.int64) + self.size > limit
+        rank[above] //= 2
+        return np.lexsort((~above, rank))
+
+
+def large_first_fit(instance: Instance) -> LargeFirstFit | None:
+    """Return compiled first fit for an instance, or ``None`` if it cannot be compiled or might overflow."""
+    total = sum(instance.size) + max(instance.pin) + sum(instance.alignment)
+    place = compiled_first_fit() if total < SAFE_TOTAL else None
+    return LargeFirstFit(instance, place) if place is not None else None
+
+
+def large_portfolio(
+    part: Best,
+    engine: LargeFirstFit,
+    goal_nbytes: int,
+    time_limit: float,
+    deadline: float,
+    tick: Callable[[], None],
+) -> None:
+    """Try first fit in every order, then repair the best one, until at the goal or the work allowed is done.
+
+    A repair moves what ended too high forward in the order (squeaky wheel optimisation: Joslin and Clements, JAIR
+    1999) and starts over. The work allowed grows with the items and the time limit, so that a large problem with a
+    small gap left does not take the whole limit, and does not depend on the clock unless the limit ends it.
+    """
+    allowed = engine.work + int(WORK_PER_ITEM * len(engine.size) * time_limit / 10)
+    best_order = engine.given()
+    for name, order in engine.orders():
+        if part.done(goal_nbytes) or engine.work > allowed // 2 or time.monotonic() > deadline:
+            break
+        offsets = engine.run(order, part.peak - 1, deadline, tick)
+        if offsets is not None:
+            part.offer(offsets, f"first fit, {name}")
+            best_order = order
+    order, offsets = best_order, part.offsets
+    goal = max(goal_nbytes // part.instance.unit, part.floor)
+    while not part.done(goal_nbytes) and engine.work < allowed and time.monotonic() < deadline:
+        order = engine.sooner(order, offsets, goal)
+        repaired = engine.run(order, engine.ample, deadline, tick)
+        if repaired is None:
+            break
+        offsets = repaired
+        part.offer(offsets, "first fit, repaired")

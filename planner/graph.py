@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Any
 
 from planner.errors import GraphError
 
@@ -57,9 +58,7 @@ class Role(StrEnum):
 
 
 #: Roles filled by the caller before the first step.
-FILLED_ROLES = frozenset(
-    {Role.PARAMETER, Role.BUFFER, Role.INPUT, Role.SAVED, Role.GRAD_OUTPUT, Role.CONSTANT}
-)
+FILLED_ROLES = frozenset({Role.PARAMETER, Role.BUFFER, Role.INPUT, Role.SAVED, Role.GRAD_OUTPUT, Role.CONSTANT})
 #: Filled roles whose bytes become free space after their last use.
 DONATED_ROLES = frozenset({Role.INPUT, Role.SAVED, Role.GRAD_OUTPUT})
 #: Roles the caller reads after the last step.
@@ -257,10 +256,8 @@ class Graph:
     mutated: tuple[Port, ...] = ()
     values: Mapping[str, bytes] = field(default_factory=dict)
     bindings: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
-    forward: Callable[..., tuple[object, tuple[object, ...]]] | None = field(
-        default=None, compare=False, repr=False
-    )
-    rebuild: Callable[[list[object]], object] | None = field(default=None, compare=False, repr=False)
+    forward: Callable[..., tuple[Any, tuple[Any, ...]]] | None = field(default=None, compare=False, repr=False)
+    rebuild: Callable[[list[Any]], Any] | None = field(default=None, compare=False, repr=False)
 
     @property
     def filled(self) -> tuple[Port, ...]:
@@ -307,7 +304,9 @@ def _check_tensor(graph: Graph, tensor: Tensor) -> None:
     if tensor.offset < 0 or any(size < 0 for size in tensor.shape) or any(stride < 0 for stride in tensor.strides):
         raise GraphError(f"tensor {tensor.name}", "negative offset, size or stride")
     if tensor.offset % tensor.itemsize:
-        raise GraphError(f"tensor {tensor.name}", f"offset {tensor.offset} is no multiple of its {tensor.itemsize}-byte items")
+        raise GraphError(
+            f"tensor {tensor.name}", f"offset {tensor.offset} is no multiple of its {tensor.itemsize}-byte items"
+        )
     storage = graph.storages[tensor.storage]
     if tensor.end > storage.nbytes:
         raise GraphError(

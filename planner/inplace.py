@@ -58,4 +58,8 @@ def _padded(graph: Graph, tensor: int, alignment: int) -> int:
 
 def _is_whole(graph: Graph, index: int, alignment: int) -> bool:
     tensor = graph.tensors[index]
-    return tensor.offset == 0 and tensor.numel > 0 and tensor.numel * tensor.itemsize == tensor.end == graph.storages[tensor.storage].nbytes
+    return (
+        tensor.offset == 0
+        and tensor.numel > 0
+        and tensor.numel * tensor.itemsize == tensor.end == graph.storages[tensor.storage].nbytes
+    )

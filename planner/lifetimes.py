@@ -30,9 +30,9 @@ def spans(graph: Graph, *, alignment: int = 256, donate: bool = True, in_place: 
     last: dict[int, int] = {}
     for step, operation in enumerate(graph.operations):
         for index in operation.reads + operation.writes:
-            storage = graph.tensors[index].storage
-            first.setdefault(storage, step)
-            last[storage] = step
+            touched = graph.tensors[index].storage
+            first.setdefault(touched, step)
+            last[touched] = step
     results, permanent = result_storages(graph), permanent_storages(graph, donate=donate)
     found = []
     for index, storage in enumerate(graph.storages):

@@ -49,7 +49,9 @@ _ELEMENTWISE = frozenset(
 SOFTMAX_AXIS = MappingProxyType({"aten._softmax.default": 1, "aten._softmax_backward_data.default": 2})
 
 #: Operators with a true out-form on the CPU: called on arena views they allocate nothing.
-_OUT_FORM = _ELEMENTWISE | frozenset("sum mean amax amin addmm baddbmm _softmax _softmax_backward_data triu tril".split())
+_OUT_FORM = _ELEMENTWISE | frozenset(
+    "sum mean amax amin addmm baddbmm _softmax _softmax_backward_data triu tril".split()
+)
 
 
 def base_name(operator: str) -> str:

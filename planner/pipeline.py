@@ -90,7 +90,9 @@ def plan(
             break
         say(f"colouring {variant.strategy}: {len(variant.found)} storages")
         colouring = colour(
-            Problem(lifetimes(variant.graph, variant.found, alignment=alignment)), time_limit=time_limit, progress=progress
+            Problem(lifetimes(variant.graph, variant.found, alignment=alignment)),
+            time_limit=time_limit,
+            progress=progress,
         )
         if best is None or colouring.peak_nbytes < best[1].peak_nbytes:
             best = variant, colouring
@@ -143,7 +145,8 @@ def _materialized(base: Graph, alignment: int, donate: bool) -> Iterator[_Varian
     candidates = removable_copies(base, best.graph)
     for name in candidates if len(candidates) <= 16 else ():
         trial = min(
-            _ordered(elide_copies(base, kept | {name}), alignment, donate), key=lambda variant: variant.lower_bound_nbytes
+            _ordered(elide_copies(base, kept | {name}), alignment, donate),
+            key=lambda variant: variant.lower_bound_nbytes,
         )
         if trial.lower_bound_nbytes < best.lower_bound_nbytes:
             best, kept = trial, kept | {name}
@@ -175,9 +178,7 @@ def live_peak(graph: Graph, found: tuple[Span, ...], alignment: int) -> int:
     return peak
 
 
-def _finish(
-    traced: Graph, variant: _Variant, colouring: Colouring, alignment: int, formula: Formula | None
-) -> Plan:
+def _finish(traced: Graph, variant: _Variant, colouring: Colouring, alignment: int, formula: Formula | None) -> Plan:
     placements: list[Placement | None] = [None] * len(variant.found)
     for chain, offset in zip(chains(variant.found), colouring.offsets, strict=True):
         for index in chain:

@@ -92,9 +92,7 @@ class Plan:
     def resident_nbytes(self) -> int:
         """Bytes that must be there before the pass starts, each storage padded to the alignment."""
         return sum(
-            padded(storage.nbytes, self.alignment)
-            for storage in self.graph.storages
-            if storage.role in RESIDENT_ROLES
+            padded(storage.nbytes, self.alignment) for storage in self.graph.storages if storage.role in RESIDENT_ROLES
         )
 
     @property

@@ -35,7 +35,9 @@ def _check_counts(plan: Plan) -> None:
     if plan.alignment < 1:
         raise VerificationError("alignment", (), f"the alignment is {plan.alignment}")
     if plan.arena_nbytes % plan.alignment:
-        raise VerificationError("alignment", (), f"the arena size {plan.arena_nbytes} is no multiple of {plan.alignment}")
+        raise VerificationError(
+            "alignment", (), f"the arena size {plan.arena_nbytes} is no multiple of {plan.alignment}"
+        )
 
 
 def _check_bytes(plan: Plan) -> None:
@@ -65,13 +67,17 @@ def _check_lifetimes(plan: Plan) -> None:
         storage, placement = graph.storages[index], plan.placements[index]
         name, birth, death = storage.name, placement.birth, placement.death
         if not 0 <= birth < death <= plan.steps:
-            raise VerificationError("lifetime", (name,), f"storage {name} lives [{birth}, {death}) of {plan.steps} steps")
+            raise VerificationError(
+                "lifetime", (name,), f"storage {name} lives [{birth}, {death}) of {plan.steps} steps"
+            )
         if uses and (birth > uses[0] or death <= uses[-1]):
             cause = f"storage {name} lives [{birth}, {death}) but is used from step {uses[0]} to step {uses[-1]}"
             raise VerificationError("lifetime", (name,), cause)
         reserved = storage.role is Role.PARAMETER_GRADIENT
         if (storage.role in FILLED_ROLES or reserved) and birth != 0:
-            raise VerificationError("lifetime", (name,), f"storage {name} ({storage.role}) must live from step 0, not {birth}")
+            raise VerificationError(
+                "lifetime", (name,), f"storage {name} ({storage.role}) must live from step 0, not {birth}"
+            )
         permanent = reserved or (storage.role in FILLED_ROLES and storage.role not in DONATED_ROLES)
         if (permanent or index in results) and death != plan.steps:
             cause = f"storage {name} ({storage.role}) must live to step {plan.steps}, not {death}"

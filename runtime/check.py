@@ -223,8 +223,6 @@ def _eager_step(
     return results, _leaves(copies), grad_outputs, total
 
 
-
-
 def _targets(module: Callable[..., Any], values: Any, graph: Graph) -> dict[str, torch.Tensor]:
     """The tensors the graph's gradients belong to, by name."""
     known: dict[str, torch.Tensor] = {}
@@ -264,9 +262,7 @@ def _planned_step(
     return named, _leaves(copies), seconds
 
 
-def _eager_peak(
-    module: Callable[..., Any], values: Any, graph: Graph, loss: Callable[[Any], Any] | None
-) -> int:
+def _eager_peak(module: Callable[..., Any], values: Any, graph: Graph, loss: Callable[[Any], Any] | None) -> int:
     """Most bytes eager holds at once above the start of the pass, results included."""
     copies = pytree.tree_map(lambda leaf: _redrawn(leaf, False), values)
 

@@ -13,7 +13,9 @@ class UnknownOperatorError(ArenaError):
     def __init__(self, operator: str, operation: str) -> None:
         self.operator = operator
         self.operation = operation
-        super().__init__(f"operation {operation}: the runtime offers no operator {operator!r}; plan again with this version")
+        super().__init__(
+            f"operation {operation}: the runtime offers no operator {operator!r}; plan again with this version"
+        )
 
 
 class InputError(ArenaError):

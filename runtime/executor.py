@@ -37,12 +37,14 @@ class ArenaRuntime:
         self.arena = Arena(plan.arena_nbytes, plan.alignment, device)
         self.views = [self.arena.view(tensor, plan.placements[tensor.storage].offset) for tensor in graph.tensors]
         self.inputs = tuple(self._view(port) for port in graph.inputs)
-        self._states = tuple((port, self._view(port), self._state(port, state)) for port in graph.states if port.tensor is not None)
+        self._states = tuple(
+            (port, self._view(port), self._state(port, state)) for port in graph.states if port.tensor is not None
+        )
         self._constants = tuple((self._view(port), self._constant(port)) for port in graph.constants)
         self._input_at = {port.tensor: position for position, port in enumerate(graph.inputs)}
         self._state_at = {port.tensor: position for position, (port, _, _) in enumerate(self._states)}
         context = Context(self.views)
-        self.calls: list[Call] = [call for operation in graph.operations for call in bind(graph, operation, context)]
+        self.calls: list[Call] = [call for operation in graph.operations for call in bind(operation, context)]
         self._aliases = self._overlapping_inputs()
 
     def __call__(self, *inputs: Any, copy: bool = False, poison: bool = False) -> Any:
@@ -122,7 +124,9 @@ class ArenaRuntime:
         view = self._view(port)
         raw = self.plan.graph.values.get(port.name, b"")
         if len(raw) != view.numel() * view.element_size():
-            raise ArenaError(f"constant {port.name} has {len(raw)} bytes, {view.numel() * view.element_size()} expected")
+            raise ArenaError(
+                f"constant {port.name} has {len(raw)} bytes, {view.numel() * view.element_size()} expected"
+            )
         if not raw:
             return torch.empty(view.shape, dtype=view.dtype)
         return torch.frombuffer(bytearray(raw), dtype=view.dtype).view(view.shape)
@@ -131,9 +135,7 @@ class ArenaRuntime:
         """Pairs of inputs that share a storage in the plan."""
         graph = self.plan.graph
         storages = [graph.tensors[port.tensor].storage for port in graph.inputs if port.tensor is not None]
-        return frozenset(
-            (i, j) for j in range(len(storages)) for i in range(j) if storages[i] == storages[j]
-        )
+        return frozenset((i, j) for j in range(len(storages)) for i in range(j) if storages[i] == storages[j])
 
     def _check(self, inputs: tuple[torch.Tensor, ...]) -> None:
         ports = self.plan.graph.inputs
@@ -176,5 +178,3 @@ def _same_kind(name: str, view: torch.Tensor, value: torch.Tensor) -> None:
             f"it is {value.dtype} {tuple(value.shape)}, the plan was made for {view.dtype} {tuple(view.shape)}; "
             "trace and plan again for other shapes",
         )
-
-

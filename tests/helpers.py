@@ -62,7 +62,9 @@ def joint_equals_eager(
             expected = module(*inputs)
             flat = [item for item in pytree.tree_leaves(expected) if isinstance(item, torch.Tensor)]
             wanted = [item for item in flat if item.requires_grad]
-            incoming = [torch.randn(item.shape, generator=torch.Generator().manual_seed(7)).to(item.dtype) for item in wanted]
+            incoming = [
+                torch.randn(item.shape, generator=torch.Generator().manual_seed(7)).to(item.dtype) for item in wanted
+            ]
             named = dict(module.named_parameters()) if isinstance(module, torch.nn.Module) else {}
             named |= {f"input.{k}": item for k, item in enumerate(inputs) if isinstance(item, torch.Tensor)}
             gradients = torch.autograd.grad(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 from planner.colouring import search_kernel
 from planner.colouring.backend import Backend

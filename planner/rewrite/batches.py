@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from planner.graph import Graph, Operation
 from planner.operators import MATMUL
 from planner.rewrite.program import Program
@@ -16,7 +18,7 @@ def split_batches(graph: Graph) -> Graph:
         for position, operation in enumerate(program.operations):
             batch = _finer_batch(program, operation)
             if batch is not None:
-                program.operations[position] = operation.renumbered(lambda index, b=batch: _split(program, index, b))
+                program.operations[position] = operation.renumbered(partial(_split, program, batch))
                 changed = True
     return program.close()
 
@@ -38,11 +40,11 @@ def _finer_batch(program: Program, operation: Operation) -> tuple[int, int] | No
                 and sorted(other.shape[2:]) == sorted(tensor.shape[1:])
                 and other.shape[0] * other.shape[1] == tensor.shape[0]
             ):
-                return other.shape[:2]  # type: ignore[return-value]
+                return other.shape[:2]
     return None
 
 
-def _split(program: Program, index: int, batch: tuple[int, int]) -> int:
+def _split(program: Program, batch: tuple[int, int], index: int) -> int:
     tensor = program.tensors[index]
     shape = batch + tensor.shape[1:]
     strides = (tensor.strides[0] * batch[1], *tensor.strides)

@@ -208,5 +208,3 @@ def _refined(
             shape += list(sizes)
             strides += list(reversed(parts))
     return tuple(shape), tuple(strides)
-
-

@@ -75,7 +75,7 @@ def _batches(graph: Graph, operation: Operation) -> set[tuple[int, ...]]:
     if operation.operator != MATMUL or operation.outputs[0] is None:
         return set()
     shape = graph.tensors[operation.outputs[0]].shape
-    return {shape[:-2]} if len(shape) > 2 and prod(shape) else set()
+    return {shape[:-2]} if len(shape) > 2 and all(shape) else set()
 
 
 def _sliceable(graph: Graph, operation: Operation, batch: tuple[int, ...]) -> bool:

@@ -108,5 +108,3 @@ def peak_of(model: MemoryModel, order: tuple[int, ...]) -> int:
         peak = max(peak, during)
         state.run(position)
     return peak
-
-

@@ -16,9 +16,7 @@ from planner.trace.capture import Captured
 from planner.trace.lower import Builder
 
 
-def finish(
-    builder: Builder, captured: Captured, nodes: dict[str, torch.fx.Node], output: torch.fx.Node
-) -> Graph:
+def finish(builder: Builder, captured: Captured, nodes: dict[str, torch.fx.Node], output: torch.fx.Node) -> Graph:
     """The graph of a captured step whose nodes were all lowered."""
     returned = output.args[0]
     if not isinstance(returned, (list, tuple)):
@@ -26,7 +24,9 @@ def finish(
     flat = _flat(returned)
     count = len(captured.output_names)
     outputs = tuple(_port(builder, name, item) for name, item in zip(captured.output_names, flat, strict=False))
-    gradients = tuple(_port(builder, name, item) for name, item in zip(captured.gradient_names, flat[count:], strict=True))
+    gradients = tuple(
+        _port(builder, name, item) for name, item in zip(captured.gradient_names, flat[count:], strict=True)
+    )
     operations = tuple(builder.operations)
     backward = captured.mode == "backward"
     if backward:
@@ -136,11 +136,10 @@ def _saved(
         if builder.storages[storage].name in grad_outputs and builder.storages[storage].role is Role.GRAD_OUTPUT:
             continue
         node = builder.node_of_storage.get(storage)
-        index = builder.tensor_of.get(node) if node is not None else None
-        if node is None or isinstance(index, tuple):
-            node, index = _whole(builder, storage)
-        if not isinstance(index, int):
-            raise TraceError("a saved tensor", "no single tensor covers its storage", "report this as a bug")
+        found = builder.tensor_of.get(node) if node is not None else None
+        if node is None or not isinstance(found, int):
+            node, found = _whole(builder, storage)
+        index = found
         saved.append(Port(f"saved.{builder.tensors[index].name}", index))
         nodes.append(node)
         if builder.storages[storage].role not in (Role.PARAMETER, Role.BUFFER):
@@ -174,9 +173,7 @@ def _forward(
             in_forward = False
     returned = output.args[0]
     flat = _flat(returned)[: len(captured.output_names)]
-    graph.output(
-        ([twins[n] if isinstance(n, torch.fx.Node) else n for n in flat], [twins[node] for node in saved])
-    )
+    graph.output(([twins[n] if isinstance(n, torch.fx.Node) else n for n in flat], [twins[node] for node in saved]))
     module = torch.fx.GraphModule(captured.module, graph)
     states = [captured.bindings.get(name) for name in captured.state_names]
     names = [*captured.input_names]
@@ -186,9 +183,13 @@ def _forward(
 
         leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
         if len(leaves) != len(names):
-            raise TraceError("forward", f"it takes {len(names)} tensors, {len(leaves)} given", "pass the module's inputs")
+            raise TraceError(
+                "forward", f"it takes {len(names)} tensors, {len(leaves)} given", "pass the module's inputs"
+            )
         if any(state is None for state in states):
-            raise TraceError("forward", "the module's parameters have no data (meta)", "trace a module with real parameters")
+            raise TraceError(
+                "forward", "the module's parameters have no data (meta)", "trace a module with real parameters"
+            )
         placeholders = [*states, *leaves, *([None] * len(captured.grad_output_names))]
         with torch.no_grad():
             outputs, kept = module(*placeholders)
@@ -197,9 +198,7 @@ def _forward(
     return forward
 
 
-def _assign_roles(
-    builder: Builder, captured: Captured, outputs: tuple[Port, ...], gradients: tuple[Port, ...]
-) -> None:
+def _assign_roles(builder: Builder, captured: Captured, outputs: tuple[Port, ...], gradients: tuple[Port, ...]) -> None:
     for ports, role in ((outputs, Role.OUTPUT), (gradients, Role.GRADIENT)):
         for port in ports:
             if port.tensor is None:
@@ -211,5 +210,3 @@ def _assign_roles(
                 wanted = Role.PARAMETER_GRADIENT
             if storage.role not in FILLED_ROLES:
                 builder.storages[index] = Storage(storage.name, storage.nbytes, wanted)
-
-

@@ -109,7 +109,9 @@ class Builder:
         """The storage a fake tensor lies in, if one was made."""
         return self.storage_of_fake.get(value.untyped_storage()._cdata)
 
-    def add_value(self, name: str, value: torch.Tensor, role: Role, node: torch.fx.Node, *, compact: bool = False) -> int:
+    def add_value(
+        self, name: str, value: torch.Tensor, role: Role, node: torch.fx.Node, *, compact: bool = False
+    ) -> int:
         """The tensor of a fake value, over a known storage or a new one."""
         _refuse_layout(value, node)
         dtype = dtype_name(value.dtype)
@@ -118,17 +120,17 @@ class Builder:
             nbytes = value.untyped_storage().nbytes()
             base = 0
             if compact:
-                base = value.storage_offset() * value.element_size()
+                base = int(value.storage_offset()) * value.element_size()
                 nbytes = Tensor(name, 0, 0, tuple(value.shape), tuple(value.stride()), dtype).end
             storage = self.new_storage(name, nbytes, role)
             self.storage_of_fake[value.untyped_storage()._cdata] = storage
             self.base_of_storage[storage] = base
             self.node_of_storage[storage] = node
-        offset = value.storage_offset() * value.element_size() - self.base_of_storage.get(storage, 0)
+        offset = int(value.storage_offset()) * value.element_size() - self.base_of_storage.get(storage, 0)
         end = Tensor(name, storage, max(offset, 0), tuple(value.shape), tuple(value.stride()), dtype).end
         if offset < 0 or end > self.storages[storage].nbytes:
             self._grow(storage, offset, end, node)
-            offset = value.storage_offset() * value.element_size() - self.base_of_storage[storage]
+            offset = int(value.storage_offset()) * value.element_size() - self.base_of_storage[storage]
         return self.view(name, storage, offset, value.shape, value.stride(), dtype)
 
     def _grow(self, storage: int, offset: int, end: int, node: torch.fx.Node) -> None:
@@ -190,7 +192,7 @@ class Builder:
         if _is_view(node, value, self):
             self.tensor_of[node] = self._values(node, value)
             return
-        special = normalise.TABLE.get(node.target.name())
+        special = normalise.TABLE.get(schema_name(node.target))
         if special is not None and special(self, node):
             return
         self._operation(node, value)
@@ -219,7 +221,9 @@ class Builder:
             index = self.index(item)
             self.refuse_overlap(index, node)
             outputs.append(index)
-        results = [value] if isinstance(value, torch.Tensor) else list(value) if isinstance(value, (list, tuple)) else []
+        results = (
+            [value] if isinstance(value, torch.Tensor) else list(value) if isinstance(value, (list, tuple)) else []
+        )
         named: list[int | None] = []
         for position, item in enumerate(results):
             if not isinstance(item, torch.Tensor):
@@ -293,7 +297,9 @@ class Builder:
             return f"complex:{item.real!r},{item.imag!r}"
         if isinstance(item, (torch.memory_format, torch.layout, torch.device)):
             return str(item)
-        raise TraceError(f"argument {item!r}", f"a {type(item).__name__} cannot be planned", "pass it as a tensor or number")
+        raise TraceError(
+            f"argument {item!r}", f"a {type(item).__name__} cannot be planned", "pass it as a tensor or number"
+        )
 
     def _resolved(self, node: torch.fx.Node) -> int:
         value = node.meta.get("val")
@@ -324,7 +330,10 @@ class _Ports:
     def __init__(self, captured: Captured) -> None:
         self.captured = captured
         self._names = iter(
-            [(name, Role.PARAMETER if name in captured.parameter_names else Role.BUFFER) for name in captured.state_names]
+            [
+                (name, Role.PARAMETER if name in captured.parameter_names else Role.BUFFER)
+                for name in captured.state_names
+            ]
             + [(name, Role.INPUT) for name in captured.input_names]
             + [(name, Role.GRAD_OUTPUT) for name in captured.grad_output_names]
         )
@@ -359,6 +368,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 def operator_name(target: torch._ops.OpOverload) -> str:
     """``"aten.mm.default"``."""
     return str(target)
+
+
+def schema_name(target: torch._ops.OpOverload) -> str:
+    """``"aten::cat"``, ``"aten::fill_.Scalar"``."""
+    overload = target._schema.overload_name
+    return f"{target._schema.name}.{overload}" if overload else target._schema.name
 
 
 def source_of(node: torch.fx.Node) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from planner.errors import TraceError
-from planner.graph import Role
+from planner.graph import Role, TensorRef
 
 if TYPE_CHECKING:
     from planner.trace.lower import Builder
@@ -33,7 +33,7 @@ def _copy(builder: Builder, node: torch.fx.Node) -> bool:
 
 def _source(builder: Builder, item: Any) -> int:
     argument = builder.argument(item)
-    return argument.tensor if hasattr(argument, "tensor") else builder.index(item)
+    return argument.tensor if isinstance(argument, TensorRef) else builder.index(item)
 
 
 def _copy_into(builder: Builder, node: torch.fx.Node) -> bool:
@@ -234,5 +234,3 @@ def writes_silently(node: torch.fx.Node, argument: str) -> bool:
         return False
     training = node.args[5] if len(node.args) > 5 else node.kwargs.get("training")
     return bool(training)
-
-

@@ -25,7 +25,9 @@ BATCH, HEADS, LENGTH, HIDDEN = 4, 8, 256, 256
 
 
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write the plan and the offset map.")] = Path("arenaplan-demo"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write the plan and the offset map.")] = Path(
+        "arenaplan-demo"
+    ),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
@@ -63,7 +65,14 @@ def _print(rows: list[tuple[str, Graph, Plan, Check]], out: Path, seconds: float
     first = rows[0][2]
     elements = BATCH * LENGTH * HIDDEN, BATCH * HEADS * LENGTH * LENGTH
     table = Table(title="What the backward pass adds to what it is handed", title_justify="left")
-    for heading, side in (("", "left"), ("adds", "right"), ("arena", "right"), ("bound", "right"), ("error", "right"), ("allocator calls", "right")):
+    for heading, side in (
+        ("", "left"),
+        ("adds", "right"),
+        ("arena", "right"),
+        ("bound", "right"),
+        ("error", "right"),
+        ("allocator calls", "right"),
+    ):
         table.add_column(heading, justify="right" if side == "right" else "left")
     for dropout, index in (("0.1", 0), ("0.0", 2)):
         _, _, planned, check = rows[index]

@@ -74,7 +74,11 @@ def print_plan(title: str, plan: Plan, check: Check | None) -> None:
         table.add_row("seconds per step", f"{check.step_seconds:.4f}", f"eager {check.eager_seconds or 0:.4f}")
     for entry in plan.unplanned:
         table.add_row("outside the arena", size(entry.nbytes), entry.operator)
-    table.add_row("tensors, operations", f"{fields['tensors']}, {fields['operations']}", f"planned in {plan.plan_seconds or 0:.3f} s")
+    table.add_row(
+        "tensors, operations",
+        f"{fields['tensors']}, {fields['operations']}",
+        f"planned in {plan.plan_seconds or 0:.3f} s",
+    )
     console().print(table)
 
 

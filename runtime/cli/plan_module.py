@@ -21,7 +21,9 @@ from runtime.cli.output import print_json, print_plan, progress
 
 
 def plan_module(
-    target: Annotated[str, typer.Argument(metavar="FILE.py:FACTORY", help="A function returning (module, inputs[, loss]).")],
+    target: Annotated[
+        str, typer.Argument(metavar="FILE.py:FACTORY", help="A function returning (module, inputs[, loss]).")
+    ],
     pass_name: Annotated[PassName, typer.Option("--pass", help="What to plan.")] = PassName.BACKWARD,
     strategy: Annotated[StrategyName, typer.Option(help="How to hold attention matrices.")] = StrategyName.AUTO,
     budget: Annotated[str | None, typer.Option(help="The arena may not be larger, such as 8GiB.")] = None,

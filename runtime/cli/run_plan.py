@@ -83,7 +83,7 @@ def generated(plan: Plan, seed: int, device: str) -> tuple[list[torch.Tensor], d
             wide = torch.complex64 if dtype.is_complex else torch.float32
             value = torch.randn(tensor.shape, generator=generator, dtype=wide).to(dtype)
         elif dtype is torch.bool:
-            value = torch.rand(tensor.shape, generator=generator) < 0.5  # noqa: PLR2004 - a fair coin
+            value = torch.rand(tensor.shape, generator=generator) < 0.5
         else:
             value = torch.zeros(tensor.shape, dtype=dtype)
         return value.to(device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from planner.graph import Graph, Operation
+from planner.graph import Operation
 from planner.operators import COPY, FILL, MATMUL
 from runtime.errors import UnknownOperatorError
 from runtime.kernels import aten, basic, matmul
@@ -20,7 +20,7 @@ TABLE: Mapping[str, Binder] = MappingProxyType(
 )
 
 
-def bind(graph: Graph, operation: Operation, context: Context) -> list[Call]:
+def bind(operation: Operation, context: Context) -> list[Call]:
     """The calls that perform one operation on the context's views.
 
     Raises:

@@ -159,7 +159,7 @@ def _copying(overload: torch._ops.OpOverload, operation: Operation, context: Con
 def _bind_masked_fill(operation: Operation, context: Context) -> list[Call]:
     """``out[i] = value where mask[i] else self[i]``; in place if the output is the input."""
     (output,) = context.outputs(operation)
-    source, mask = (context.value(argument) for argument in operation.arguments[:2])
+    source, mask = (context.tensor(argument) for argument in operation.arguments[:2])
     value = context.value(operation.arguments[2])
     calls: list[Call] = []
     if operation.arguments[0] != TensorRef(operation.outputs[0] or 0) and not _same_place(source, output):
@@ -167,8 +167,8 @@ def _bind_masked_fill(operation: Operation, context: Context) -> list[Call]:
     return [*calls, partial(output.masked_fill_, mask, value)]
 
 
-def _same_place(one: object, two: torch.Tensor) -> bool:
-    return isinstance(one, torch.Tensor) and one.data_ptr() == two.data_ptr() and one.stride() == two.stride()
+def _same_place(one: torch.Tensor, two: torch.Tensor) -> bool:
+    return one.data_ptr() == two.data_ptr() and one.stride() == two.stride()
 
 
 def _bind_scalar_form(operation: Operation, context: Context) -> list[Call]:
@@ -176,7 +176,11 @@ def _bind_scalar_form(operation: Operation, context: Context) -> list[Call]:
     overload = _tensor_form(resolve(operation))
     out_form = find_out_form(overload)
     if overload._schema.is_mutable or out_form is None or str(overload._overloadname) not in ("Tensor", "Tensor_mode"):
-        return _mutating(overload, operation, context) if overload._schema.is_mutable else [_copying(overload, operation, context)]
+        return (
+            _mutating(overload, operation, context)
+            if overload._schema.is_mutable
+            else [_copying(overload, operation, context)]
+        )
     positional, keywords = arguments(out_form, operation, context)
     return [partial(out_form, *positional, **keywords, out=context.outputs(operation)[0])]
 

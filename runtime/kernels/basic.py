@@ -11,7 +11,7 @@ from runtime.kernels.binding import Call, Context
 def bind_copy(operation: Operation, context: Context) -> list[Call]:
     """``out[i] = source[i]``; source and output may differ in strides and dtype, and must not overlap."""
     (output,) = context.outputs(operation)
-    source = context.value(operation.arguments[0])
+    source = context.tensor(operation.arguments[0])
     return [partial(output.copy_, source)] if output.numel() else []
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from planner.graph import Argument, Operation, TensorRef
+from runtime.errors import ArenaError
 
 Call = Callable[[], object]
 
@@ -27,6 +28,12 @@ class Context:
     def outputs(self, operation: Operation) -> list[torch.Tensor]:
         """Views of the tensors an operation writes, unused results left out."""
         return [self.views[index] for index in operation.outputs if index is not None]
+
+    def tensor(self, argument: Argument) -> torch.Tensor:
+        """The view an argument refers to."""
+        if not isinstance(argument, TensorRef):
+            raise ArenaError(f"argument {argument!r} should be a tensor")
+        return self.views[argument.tensor]
 
     def value(self, argument: Argument) -> object:
         """The view an argument refers to, a list of them, or the plain value."""

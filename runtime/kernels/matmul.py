@@ -34,9 +34,10 @@ def bind_matmul(operation: Operation, context: Context) -> list[Call]:
     work = out.shape[-2] * out.shape[-1] * left.shape[-1]
     calls: list[Call] = []
     if work >= SINGLE_MATRIX_WORK or out.dim() == 2:
-        for index in _indices(out.shape[:-2]):
-            calls.append(_single(left[index], right[index], None if added is None else added[index], out[index]))
-        return calls
+        return [
+            _single(left[index], right[index], None if added is None else added[index], out[index])
+            for index in _indices(out.shape[:-2])
+        ]
     for a, b, c, o in _batches(left, right, added, out):
         calls.append(partial(torch.bmm, a, b, out=o) if c is None else partial(torch.baddbmm, c, a, b, out=o))
     return calls
@@ -80,7 +81,9 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     batch = tensor.shape[:-2]
     strides = [stride for size, stride in zip(batch, tensor.stride()[:-2], strict=True) if size != 1]
     return tensor.as_strided(
-        (batch.numel(), *tensor.shape[-2:]), (strides[-1] if strides else 0, *tensor.stride()[-2:]), tensor.storage_offset()
+        (batch.numel(), *tensor.shape[-2:]),
+        (strides[-1] if strides else 0, *tensor.stride()[-2:]),
+        tensor.storage_offset(),
     )
 
 

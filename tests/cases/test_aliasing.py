@@ -182,7 +182,9 @@ def test_a13_a_rolling_buffer_across_steps() -> None:
     ours, eager = Rolling(), Rolling()
     run = ArenaRuntime(plan(trace(ours, (draw(1, 3),), mode="forward")))
     for step in range(6):
-        torch.testing.assert_close(run(draw(1, 3, seed=step), poison=True), eager(draw(1, 3, seed=step)), rtol=0, atol=0)
+        torch.testing.assert_close(
+            run(draw(1, 3, seed=step), poison=True), eager(draw(1, 3, seed=step)), rtol=0, atol=0
+        )
     torch.testing.assert_close(ours.window, eager.window, rtol=0, atol=0)
 
 

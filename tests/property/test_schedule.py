@@ -50,9 +50,7 @@ def naive_conflicts(graph: Graph, one: Operation, two: Operation) -> bool:
     def storages(indices: tuple[int, ...]) -> set[int]:
         return {graph.tensors[i].storage for i in indices}
 
-    return bool(
-        storages(one.writes) & storages(two.reads + two.writes) or storages(two.writes) & storages(one.reads)
-    )
+    return bool(storages(one.writes) & storages(two.reads + two.writes) or storages(two.writes) & storages(one.reads))
 
 
 @given(graphs())
@@ -62,8 +60,7 @@ def test_dependencies_hold_every_conflict(graph: Graph) -> None:
     closed: list[set[int]] = []
     for needed in before:
         closed.append(set(needed).union(*(closed[item] for item in needed)))
-    for late, early in itertools.combinations(range(len(graph.operations)), 2):
-        early, late = late, early
+    for early, late in itertools.combinations(range(len(graph.operations)), 2):
         if naive_conflicts(graph, graph.operations[early], graph.operations[late]):
             assert early in closed[late]
 

@@ -32,7 +32,7 @@ def overwritable(
     found = []
     touched = [graph.tensors[index].storage for index in operation.reads + operation.writes]
     for output in operation.outputs:
-        if output is None or not _is_whole(graph, output, alignment):
+        if output is None or not _is_whole(graph, output):
             continue
         target = graph.tensors[output].storage
         if touched.count(target) != 1 or graph.storages[target].role in FILLED_ROLES:
@@ -40,7 +40,7 @@ def overwritable(
         candidates = tuple(
             graph.tensors[index].storage
             for index in operation.reads
-            if _is_whole(graph, index, alignment)
+            if _is_whole(graph, index)
             and touched.count(graph.tensors[index].storage) == 1
             and _padded(graph, output, alignment) == _padded(graph, index, alignment)
             and graph.tensors[index].storage not in kept
@@ -56,7 +56,7 @@ def _padded(graph: Graph, tensor: int, alignment: int) -> int:
     return -(-nbytes // alignment) * alignment
 
 
-def _is_whole(graph: Graph, index: int, alignment: int) -> bool:
+def _is_whole(graph: Graph, index: int) -> bool:
     tensor = graph.tensors[index]
     return (
         tensor.offset == 0

@@ -280,9 +280,9 @@ def _eager_peak(module: Callable[..., Any], values: Any, graph: Graph, loss: Cal
         differentiable = [item for item in outputs if item.requires_grad]
         return torch.autograd.grad(differentiable, targets, incoming, allow_unused=True)
 
-    outputs = forward()
-    incoming = None if loss is not None else [torch.ones_like(item) for item in outputs if item.requires_grad]
+    kept = [forward()]
+    incoming = None if loss is not None else [torch.ones_like(item) for item in kept[0] if item.requires_grad]
     if graph.mode == "backward":
-        return allocations(lambda: gradients(outputs, incoming)).peak_nbytes
-    del outputs
+        return allocations(lambda: gradients(kept.pop(), incoming)).peak_nbytes
+    kept.clear()
     return allocations(lambda: gradients(forward(), incoming)).peak_nbytes

@@ -1,4 +1,4 @@
-"""Copy elision and concat placement: a copy goes when its readers can read the source, or its writer the destination."""
+"""Copy elision and concat placement: readers read a copy's source, or writers write its destination."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _relocated(
         not layout.is_plain or layout.strides != program.tensors[index].strides for index, layout in layouts.items()
     ):
         return None
-    splits = _splits(program, operation, layouts)
+    splits = _splits(operation, layouts)
     if splits is None:
         return None
     new: dict[int, int] = {}
@@ -166,10 +166,10 @@ def _product_ready(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return (strides[-1] == 1 or columns == 1) or (strides[-2] == 1 or rows == 1)
 
 
-def _splits(program: Program, operation: Operation, layouts: dict[int, Layout]) -> dict[int, tuple[int, ...]] | None:
+def _splits(operation: Operation, layouts: dict[int, Layout]) -> dict[int, tuple[int, ...]] | None:
     """Sizes that each split dimension falls into, by dimension counted from the right; ``None`` if it may not split."""
     splits: dict[int, tuple[int, ...]] = {}
-    for index, layout in layouts.items():
+    for layout in layouts.values():
         rank = len(layout.pieces)
         for axis, piece in enumerate(layout.pieces):
             if len(piece) == 1:

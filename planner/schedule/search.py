@@ -48,7 +48,7 @@ def schedules(graph: Graph, *, alignment: int = 256, donate: bool = True) -> tup
 
 
 def _greedy(model: MemoryModel, before: tuple[frozenset[int], ...]) -> tuple[int, ...]:
-    """List scheduling: of the operations that are ready, the one that leaves least alive (ties: least during, index)."""
+    """List scheduling: of the ready operations, the one that leaves least alive (ties: least during, index)."""
     state = State(model)
     after: list[list[int]] = [[] for _ in before]
     waiting = [len(items) for items in before]
@@ -92,7 +92,7 @@ def _least_peak(model: MemoryModel, before: tuple[frozenset[int], ...]) -> tuple
         state = State(model)
         for position in order:
             state.run(position)
-        order, done = _run_free(model, state, needs, order, done, peak)
+        order, done = _run_free(state, needs, order, done, peak)
         if done == full:
             return order
         for position in _ready(needs, done, count):
@@ -112,7 +112,7 @@ def _ready(needs: list[int], done: int, count: int) -> Iterator[int]:
 
 
 def _run_free(
-    model: MemoryModel, state: State, needs: list[int], order: tuple[int, ...], done: int, peak: int
+    state: State, needs: list[int], order: tuple[int, ...], done: int, peak: int
 ) -> tuple[tuple[int, ...], int]:
     progress = True
     while progress:

@@ -36,7 +36,8 @@ def _processor() -> str:
         return platform.processor()
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
     named = {key.strip(): value.strip() for key, value in fields.items()}
-    return f"{named.get('model name', platform.processor())} (family {named.get('cpu family')}, model {named.get('model')})"
+    name = named.get("model name", platform.processor())
+    return f"{name} (family {named.get('cpu family')}, model {named.get('model')})"
 
 
 def _commit() -> str | None:

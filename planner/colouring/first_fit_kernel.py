@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
-BLOCK = 128
+BLOCK = 64
 """Entries in a block: splitting, inserting and summing up a block cost about as much as stepping over the others."""
 
 SPARSE = 12
 """Looking an item's conflicts up and sorting them costs about this much more for each than a step of the scan."""
 
-BLOCKS, HIGHEST, WORK = 0, 1, 2
+BLOCKS, HIGHEST, STEPS = 0, 1, 2
 COUNTS = 3
 
 
@@ -30,7 +30,7 @@ def place(
     near_low, near_high = scratch
     used = counts[BLOCKS]
     highest = counts[HIGHEST]
-    work = counts[WORK]
+    work = counts[STEPS]
     while position < stop:
         item = order[position]
         need, start, end, unit = size[item], birth[item], death[item], alignment[item]
@@ -95,7 +95,7 @@ def place(
                         continue
                     work += fill[block]
                     for entry in range(base, base + fill[block]):
-                        if high[entry] > at and since[entry] < end and until[entry] > start:
+                        if (high[entry] > at) & (since[entry] < end) & (until[entry] > start):
                             if low[entry] - at >= need:
                                 found = True
                                 break
@@ -176,5 +176,5 @@ def place(
         position += 1
     counts[BLOCKS] = used
     counts[HIGHEST] = highest
-    counts[WORK] = work
+    counts[STEPS] = work
     return position

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from planner.colouring.backend import SAFE_TOTAL, compiled_first_fit
 from planner.colouring.best import Best
-from planner.colouring.first_fit_kernel import BLOCK, COUNTS, HIGHEST, WORK
+from planner.colouring.first_fit_kernel import BLOCK, COUNTS, HIGHEST, STEPS
 from planner.colouring.instance import FREE, Instance
 from planner.colouring.orders import heaviest_moments
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 SLICE = 2000
 """Items placed between two looks at the clock."""
 
-WORK_PER_ITEM = 60_000
-"""Steps allowed for each item in ten seconds; a core makes about a thousand million a second."""
+WORK, WORK_PER_ITEM = 120_000_000, 10_000
+"""Steps allowed under a limit of ten seconds, in all and for each item; a core makes some 200 million a second."""
 
 
 class LargeFirstFit:
@@ -67,8 +68,8 @@ class LargeFirstFit:
             stop = min(position + SLICE, count)
             reached = self._place(order, position, stop, limit, items, self._classes, arrays + entries, scratch, counts)
             tick()
-            self.work += int(counts[WORK])
-            counts[WORK] = 0
+            self.work += int(counts[STEPS])
+            counts[STEPS] = 0
             if reached < stop or time.monotonic() > deadline:
                 return None
             position = stop
@@ -118,6 +119,20 @@ def large_first_fit(instance: Instance) -> LargeFirstFit | None:
     return LargeFirstFit(instance, place) if place is not None else None
 
 
+def large_start(instance: Instance, engine: LargeFirstFit, goal_nbytes: int) -> Best | None:
+    """Return the better of first fit in the first order and in the given one, which is dropped where it loses."""
+    name, order = next(engine.orders())
+    offsets = engine.run(order, engine.ample, inf, lambda: None)
+    if offsets is None:
+        return None
+    part = Best(instance, offsets, f"first fit, {name}")
+    if not part.done(goal_nbytes):
+        given = engine.run(engine.given(), part.peak - 1, inf, lambda: None)
+        if given is not None:
+            part.offer(given, "first fit, given order")
+    return part
+
+
 def large_portfolio(
     part: Best,
     engine: LargeFirstFit,
@@ -132,9 +147,12 @@ def large_portfolio(
     1999) and starts over. The work allowed grows with the items and the time limit, so that a large problem with a
     small gap left does not take the whole limit, and does not depend on the clock unless the limit ends it.
     """
-    allowed = engine.work + int(WORK_PER_ITEM * len(engine.size) * time_limit / 10)
+    allowed = engine.work + int((WORK + WORK_PER_ITEM * len(engine.size)) * time_limit / 10)
     best_order = engine.given()
     for name, order in engine.orders():
+        if part.algorithm == f"first fit, {name}":
+            best_order = order
+            continue
         if part.done(goal_nbytes) or engine.work > allowed // 2 or time.monotonic() > deadline:
             break
         offsets = engine.run(order, part.peak - 1, deadline, tick)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from math import inf
 
 from planner.bounds import bottleneck, lower_bound
 from planner.colouring.best import Best
 from planner.colouring.first_fit import first_fit
 from planner.colouring.instance import Instance, instances, zero_offset
-from planner.colouring.large import LargeFirstFit, large_first_fit, large_portfolio
+from planner.colouring.large import LargeFirstFit, large_first_fit, large_portfolio, large_start
 from planner.colouring.minimise import minimise
 from planner.colouring.orders import orders
 from planner.errors import CapacityError
@@ -38,11 +37,11 @@ def colour(problem: Problem, *, time_limit: float = 10.0, progress: Callable[[st
     capacity = problem.capacity
     if capacity is not None and bound > capacity:
         raise _too_large(problem, bound, proved=True)
+    target = bound if capacity is None else capacity
     parts: list[Best] = []
     report = _Reporter(parts, progress)
     engines = [large_first_fit(piece) if len(piece) > SMALL else None for piece in pieces]
-    parts += [_start(piece, engine) for piece, engine in zip(pieces, engines, strict=True)]
-    target = bound if capacity is None else capacity
+    parts += [_start(piece, engine, target) for piece, engine in zip(pieces, engines, strict=True)]
     interrupted = False
     try:
         for part, engine in zip(parts, engines, strict=True):
@@ -83,14 +82,10 @@ class _Reporter:
         self._progress(f"peak {peak} bytes, {peak / bound - 1:.2%} above the lower bound")
 
 
-def _start(instance: Instance, engine: LargeFirstFit | None) -> Best:
-    """Return first fit in the given order: what no result may be worse than."""
-    offsets = None
-    if engine is not None:
-        offsets = engine.run(engine.given(), engine.ample, inf, lambda: None)
-    if offsets is None:
-        offsets = first_fit(instance, range(len(instance)))
-    return Best(instance, offsets, "first fit, given order")
+def _start(instance: Instance, engine: LargeFirstFit | None, goal_nbytes: int) -> Best:
+    """Return a packing no worse than first fit in the given order."""
+    part = large_start(instance, engine, goal_nbytes) if engine is not None else None
+    return part or Best(instance, first_fit(instance, range(len(instance))), "first fit, given order")
 
 
 def _portfolio(part: Best, goal_nbytes: int, deadline: float) -> None:

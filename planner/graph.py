@@ -180,6 +180,7 @@ class Operation:
         outputs: tensors written, in the operator's order; ``None`` for a result nobody uses.
         workspaces: scratch tensors alive during this operation only.
         source: ``"file.py:12"`` in the user's code, or ``""``.
+        lane: consecutive operations with a lane are a section; its lanes may run at the same time, each in order.
     """
 
     name: str
@@ -189,6 +190,7 @@ class Operation:
     outputs: tuple[int | None, ...]
     workspaces: tuple[int, ...] = ()
     source: str = ""
+    lane: int | None = None
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -268,6 +270,19 @@ class Graph:
     def results(self) -> tuple[Port, ...]:
         """Ports the caller reads after the last step."""
         return self.outputs + self.gradients + self.mutated
+
+
+def sections(graph: Graph) -> tuple[tuple[int, int], ...]:
+    """``[first, past the last)`` of every run of operations that have a lane."""
+    found: list[tuple[int, int]] = []
+    for step, operation in enumerate(graph.operations):
+        if operation.lane is None:
+            continue
+        if found and found[-1][1] == step:
+            found[-1] = (found[-1][0], step + 1)
+        else:
+            found.append((step, step + 1))
+    return tuple(found)
 
 
 def check_graph(graph: Graph) -> None:

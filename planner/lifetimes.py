@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.graph import FILLED_ROLES, Graph, Role
+from planner.graph import FILLED_ROLES, Graph, Role, sections
 from planner.inplace import overwritable, permanent_storages, result_storages
 from planner.plan import padded
 from planner.problem import Lifetime
@@ -33,6 +33,14 @@ def spans(graph: Graph, *, alignment: int = 256, donate: bool = True, in_place: 
             touched = graph.tensors[index].storage
             first.setdefault(touched, step)
             last[touched] = step
+    for begin, stop in sections(graph):
+        # Lanes run at the same time: nothing may take a place that any of them still uses.
+        for touched in {
+            graph.tensors[index].storage
+            for operation in graph.operations[begin:stop]
+            for index in operation.reads + operation.writes
+        }:
+            first[touched], last[touched] = min(first[touched], begin), max(last[touched], stop - 1)
     results, permanent = result_storages(graph), permanent_storages(graph, donate=donate)
     found = []
     for index, storage in enumerate(graph.storages):

@@ -202,13 +202,17 @@ def _finish(traced: Graph, variant: _Variant, colouring: Colouring, alignment: i
 
 
 def _unplanned(graph: Graph) -> tuple[Unplanned, ...]:
-    """What allocates outside the arena, by operator; the products' tiles are shared, so the largest counts."""
+    """What allocates outside the arena, by operator; a lane's products share their tiles, so the largest counts."""
     totals: dict[str, int] = {}
+    tiles: dict[int | None, int] = {}
     for operation in graph.operations:
         nbytes = unplanned_nbytes(operation, graph.tensors)
-        if nbytes:
-            before = totals.get(operation.operator, 0)
-            totals[operation.operator] = max(before, nbytes) if operation.operator == MATMUL else before + nbytes
+        if nbytes and operation.operator == MATMUL:
+            tiles[operation.lane] = max(tiles.get(operation.lane, 0), nbytes)
+        elif nbytes:
+            totals[operation.operator] = totals.get(operation.operator, 0) + nbytes
+    if tiles:
+        totals[MATMUL] = sum(tiles.values())
     return tuple(Unplanned(operator, nbytes) for operator, nbytes in sorted(totals.items()))
 
 

@@ -198,6 +198,7 @@ def _operation_row(operation: Operation, source: str) -> schema.OperationRow:
             outputs=list(operation.outputs),
             workspaces=list(operation.workspaces),
             source=operation.source,
+            lane=operation.lane,
         )
     except schema.ArgumentError as error:
         raise PlanFileError(source, f"operation {operation.name}{error.where}: {error.cause}") from error
@@ -277,6 +278,7 @@ class _Reader:
             outputs=tuple(self._index(tensor, count, f"{field}.outputs") for tensor in row.outputs),
             workspaces=tuple(self._existing(tensor, count, f"{field}.workspaces") for tensor in row.workspaces),
             source=row.source,
+            lane=row.lane,
         )
 
     def _argument(self, argument: Any, field: str) -> Argument:

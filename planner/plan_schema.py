@@ -73,6 +73,7 @@ class OperationRow(Struct, forbid_unknown_fields=True):
     outputs: list[Count | None]
     workspaces: list[Count]
     source: str
+    lane: Count | None
 
 
 class PortRow(Struct, forbid_unknown_fields=True):

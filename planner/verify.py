@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from planner.errors import VerificationError
-from planner.graph import DONATED_ROLES, FILLED_ROLES, Graph, Port, Role
-from planner.operators import may_overwrite
+from planner.graph import DONATED_ROLES, FILLED_ROLES, Graph, Port, Role, Tensor
+from planner.operators import is_mutating, is_random, may_overwrite
 from planner.plan import Plan
 
 
@@ -22,6 +22,8 @@ def verify(plan: Plan, graph: Graph | None = None) -> None:
     _check_bytes(plan)
     _check_lifetimes(plan)
     _check_written_before_read(plan)
+    _check_in_place(plan)
+    _check_lanes(plan)
     _check_overlaps(plan)
     _check_totals(plan)
     if graph is not None:
@@ -99,6 +101,92 @@ def _check_written_before_read(plan: Plan) -> None:
     for port in graph.outputs + graph.gradients:
         if port.tensor is not None and graph.tensors[port.tensor].storage not in ready:
             raise VerificationError("order", (port.name,), f"result {port.name} is never written")
+
+
+def _check_in_place(plan: Plan) -> None:
+    """An operation that writes bytes it also reads must be in place by its own definition, or by its facts."""
+    graph = plan.graph
+    for step, operation in enumerate(graph.operations):
+        for output in operation.outputs:
+            if output is None or is_mutating(operation):
+                continue
+            for operand in operation.reads:
+                one, two = graph.tensors[output], graph.tensors[operand]
+                if one.storage != two.storage or one.end <= two.offset or two.end <= one.offset or not one.numel:
+                    continue
+                allowed = one.offset == two.offset and may_overwrite(operation, one, two, operand)
+                if not allowed and not _apart(one, two):
+                    cause = f"step {step} ({operation.name}) writes {one.name} over {two.name}, which it reads"
+                    raise VerificationError("in place", (operation.name, one.name, two.name), cause)
+
+
+def _check_lanes(plan: Plan) -> None:
+    """Lanes of a section share no bytes that one of them writes, and whatever they touch lives for all of it."""
+    graph = plan.graph
+    step = 0
+    while step < len(graph.operations):
+        if graph.operations[step].lane is None:
+            step += 1
+            continue
+        begin = step
+        while step < len(graph.operations) and graph.operations[step].lane is not None:
+            step += 1
+        _check_section(plan, begin, step)
+
+
+def _check_section(plan: Plan, begin: int, end: int) -> None:
+    graph = plan.graph
+    accesses: dict[int, dict[tuple[int, int], bool]] = {}
+    for operation in graph.operations[begin:end]:
+        if is_random(operation.operator):
+            raise VerificationError("lanes", (operation.name,), f"{operation.name} draws random numbers in a lane")
+        for written, indices in ((False, operation.reads), (True, operation.writes)):
+            for index in indices:
+                found = accesses.setdefault(graph.tensors[index].storage, {})
+                key = (index, operation.lane or 0)
+                found[key] = found.get(key, False) or written
+    for storage, found in accesses.items():
+        name, placement = graph.storages[storage].name, plan.placements[storage]
+        if placement.birth > begin or placement.death < end:
+            cause = f"storage {name} is used in the section of steps [{begin}, {end}) and does not live through it"
+            raise VerificationError("lanes", (name,), cause)
+        if any(found.values()):
+            _check_shared(plan, name, found)
+
+
+def _check_shared(plan: Plan, name: str, found: dict[tuple[int, int], bool]) -> None:
+    """No tensor of one lane meets a tensor of another that either of them writes."""
+    tensors = plan.graph.tensors
+    order = sorted(found.items(), key=lambda item: tensors[item[0][0]].offset)
+    for position, ((index, lane), written) in enumerate(order):
+        one = tensors[index]
+        for (other, other_lane), other_written in order[position + 1 :]:
+            two = tensors[other]
+            if two.offset >= one.end:
+                break
+            if lane != other_lane and (written or other_written) and not _apart(one, two):
+                cause = f"lanes {lane} and {other_lane} share bytes of {name}: {one.name} and {two.name}"
+                raise VerificationError("lanes", (name, one.name, two.name), cause)
+
+
+def _apart(one: Tensor, two: Tensor) -> bool:
+    """Whether two views of one storage certainly share no byte: apart, or in different columns of equal rows."""
+    if one.numel == 0 or two.numel == 0 or one.end <= two.offset or two.end <= one.offset:
+        return True
+    rows = {s * t.itemsize for t in (one, two) for s, n in zip(t.strides, t.shape, strict=True) if n > 1 and s}
+    for row in rows:
+        columns = []
+        for tensor in (one, two):
+            reach = tensor.itemsize + sum(
+                (size - 1) * stride * tensor.itemsize
+                for size, stride in zip(tensor.shape, tensor.strides, strict=True)
+                if stride * tensor.itemsize % row
+            )
+            columns.append((tensor.offset % row, tensor.offset % row + reach))
+        (low, high), (other_low, other_high) = columns
+        if max(high, other_high) <= row and (high <= other_low or other_high <= low):
+            return True
+    return False
 
 
 def _check_overlaps(plan: Plan) -> None:

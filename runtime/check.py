@@ -147,7 +147,7 @@ def check_against_eager(
     if isinstance(module, torch.nn.Module) and isinstance(eager, torch.nn.Module):
         for (name, one), (_, two) in zip(module.named_buffers(), eager.named_buffers(), strict=True):
             errors.compare(f"{name} after the steps", one, two)
-    steady = allocations(run.execute)
+    steady = allocations(lambda: run.execute(threads=1))
     return Check(
         max_abs_error=errors.absolute,
         max_rel_error=errors.relative,

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from planner.graph import Port
+from planner.graph import Graph, Port
 from planner.plan import Plan
 from planner.verify import verify
 from runtime.arena import Arena
 from runtime.errors import ArenaError, InputError
 from runtime.kernels import Call, Context, bind
+from runtime.lanes import Section
 
 
 class ArenaRuntime:
@@ -43,8 +44,7 @@ class ArenaRuntime:
         self._constants = tuple((self._view(port), self._constant(port)) for port in graph.constants)
         self._input_at = {port.tensor: position for position, port in enumerate(graph.inputs)}
         self._state_at = {port.tensor: position for position, (port, _, _) in enumerate(self._states)}
-        context = Context(self.views)
-        self.calls: list[Call] = [call for operation in graph.operations for call in bind(operation, context)]
+        self._program = _program(graph, self.views)
         self._aliases = self._overlapping_inputs()
 
     def __call__(self, *inputs: Any, copy: bool = False, poison: bool = False) -> Any:
@@ -82,11 +82,18 @@ class ArenaRuntime:
             for view, value in self._constants:
                 _place(view, value)
 
-    def execute(self) -> None:
-        """Run every step on what the arena holds. No allocation, unless the plan lists operators as unplanned."""
+    def execute(self, *, threads: int | None = None) -> None:
+        """Run every step on what the arena holds. No allocation, unless the plan lists operators as unplanned.
+
+        Lanes of a section run side by side on up to ``threads`` threads (default ``torch.get_num_threads()``).
+        """
+        workers = torch.get_num_threads() if threads is None else threads
         with torch.no_grad():
-            for call in self.calls:
-                call()
+            for item in self._program:
+                if isinstance(item, Section):
+                    item.run(workers)
+                else:
+                    item()
 
     def results(self, *, copy: bool = False) -> Any:
         """Results of the last execution, as `__call__` returns them."""
@@ -164,6 +171,25 @@ class ArenaRuntime:
                     target = self._states[self._state_at[port.tensor]][2]
                 if target is not None:
                     _place(target, self.views[port.tensor])
+
+
+def _program(graph: Graph, views: list[torch.Tensor]) -> list[Call | Section]:
+    """Bound calls in order, those of a section gathered by lane; every lane has scratch of its own."""
+    program: list[Call | Section] = []
+    lanes: dict[int, list[Call]] = {}
+    contexts: dict[int | None, Context] = {}
+    for operation in graph.operations:
+        if operation.lane is None and lanes:
+            program.append(Section(list(lanes.values())))
+            lanes = {}
+        calls = bind(operation, contexts.setdefault(operation.lane, Context(views)))
+        if operation.lane is None:
+            program += calls
+        else:
+            lanes.setdefault(operation.lane, []).extend(calls)
+    if lanes:
+        program.append(Section(list(lanes.values())))
+    return program
 
 
 def _place(view: torch.Tensor, value: torch.Tensor) -> None:

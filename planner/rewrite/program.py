@@ -50,6 +50,10 @@ class Program:
             if any(self.tensors[index].storage == storage for index in operation.reads + operation.writes)
         ]
 
+    def touches(self, operation: Operation, storage: int) -> bool:
+        """Whether the operation reads or writes any tensor of the storage."""
+        return self.reads_storage(operation, storage) or self.writes_storage(operation, storage)
+
     def reads_storage(self, operation: Operation, storage: int) -> bool:
         """Whether the operation reads any tensor of the storage."""
         return any(self.tensors[index].storage == storage for index in operation.reads)

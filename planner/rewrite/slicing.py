@@ -10,14 +10,16 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from planner.graph import Graph, Operation, Role, dense_strides, substitute
-from planner.operators import MATMUL, batch_rank
+from planner.graph import Graph, Operation, Role, dense_strides
+from planner.operators import MATMUL, batch_rank, may_overwrite
 from planner.rewrite.program import Program
 from planner.schedule.dependencies import dependencies
 
 #: Bytes of the sliced temporaries in flight that still lie in a core's second-level cache (1-2 MiB a core on current
 #: server chips) beside what they are computed from.
 CACHE_NBYTES = 4 * 2**20
+#: Lanes of one section; more would split the cache further than there are cores to use it.
+MOST_LANES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +57,69 @@ def default_slices(region: Region) -> int:
 
 
 def slice_graph(graph: Graph, slices: int) -> Graph | None:
-    """The graph with its region cut into groups of at most ``slices`` slices, or ``None`` if nothing can be cut."""
+    """The graph with its region cut into groups of slices, or ``None`` if nothing can be cut.
+
+    At most ``slices`` slices are in flight: up to MOST_LANES lanes, each with a buffer of its own for the temporaries,
+    that may run at the same time; the groups are dealt to them in turn.
+    """
     region = find_region(graph)
     if region is None:
         return None
     program = Program(graph)
-    inside = set(region.operations)
-    before, after = _around(graph, inside)
+    private = _fold(program, region)
+    in_flight = min(slices, prod(region.batch))
+    lanes = min(MOST_LANES, in_flight)
+    groups = _groups(region.batch, in_flight // lanes)
+    before, after = _around(graph, set(region.operations))
     operations = [program.operations[position] for position in before]
-    for number, bounds in enumerate(_groups(region.batch, slices)):
-        operations += _group(program, region, number, bounds)
+    slots: list[dict[int, int]] = [{} for _ in range(lanes)]
+    largest = max(prod(high - low for low, high in bounds) for bounds in groups)
+    for number, bounds in enumerate(groups):
+        group = _Group(program, region.batch, private, number, bounds, largest, slots[number % lanes])
+        for position in region.operations:
+            operation = program.operations[position].renumbered(group.part)
+            lane = number % lanes if lanes > 1 else None
+            operations.append(replace(operation, name=f"{operation.name}[{number}]", lane=lane))
     operations += [program.operations[position] for position in after]
     program.operations = operations
     return program.close()
+
+
+def _fold(program: Program, region: Region) -> frozenset[int]:
+    """Let operations of the region write onto the temporary they read last, so that a lane needs one buffer.
+
+    Returns the private storages that are left.
+    """
+    private = set(region.private)
+    for place, position in enumerate(region.operations):
+        operation = program.operations[position]
+        earlier = [program.operations[p] for p in region.operations[:place]]
+        later = [program.operations[p] for p in region.operations[place + 1 :]]
+        for output in operation.outputs:
+            if output is None or program.storage_of(output) not in private:
+                continue
+            if any(program.touches(o, program.storage_of(output)) for o in earlier):
+                continue
+            for operand in operation.reads:
+                old = program.storage_of(operand)
+                dies = old in private and not any(program.reads_storage(o, old) for o in later)
+                alone = [program.storage_of(index) for index in operation.reads].count(old) == 1
+                tensors = program.tensors[output], program.tensors[operand]
+                if dies and alone and may_overwrite(operation, *tensors, operand):
+                    _replace_storage(program, program.storage_of(output), old)
+                    private.discard(program.storage_of(output))
+                    break
+    return frozenset(private)
+
+
+def _replace_storage(program: Program, storage: int, by: int) -> None:
+    def moved(index: int) -> int:
+        tensor = program.tensors[index]
+        if tensor.storage != storage:
+            return index
+        return program.view(tensor.name, by, tensor.offset, tensor.shape, tensor.strides, tensor.dtype)
+
+    program.operations = [operation.renumbered(moved) for operation in program.operations]
 
 
 def _batches(graph: Graph, operation: Operation) -> set[tuple[int, ...]]:
@@ -181,40 +233,43 @@ def _groups(batch: tuple[int, ...], slices: int) -> list[tuple[tuple[int, int], 
     return list(product(*axes))
 
 
-def _group(program: Program, region: Region, number: int, bounds: tuple[tuple[int, int], ...]) -> list[Operation]:
-    depth = len(region.batch)
-    counts = tuple(high - low for low, high in bounds)
-    shrunk: dict[int, int] = {}
-    tensors = program.tensors
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """One group of slices, and where its lane keeps the temporaries.
 
-    def part(index: int) -> int:
-        tensor = tensors[index]
-        if tensor.shape[:depth] != region.batch:
+    Attributes:
+        program, batch, private: what is being cut.
+        number: of the group.
+        bounds: ``(first, past the last)`` along each batch dimension.
+        largest: slices of the largest group, which decides the size of a lane's buffers.
+        slots: the lane's buffer for each private storage.
+    """
+
+    program: Program
+    batch: tuple[int, ...]
+    private: frozenset[int]
+    number: int
+    bounds: tuple[tuple[int, int], ...]
+    largest: int
+    slots: dict[int, int]
+
+    def part(self, index: int) -> int:
+        """The part of a tensor that this group works on."""
+        program, depth = self.program, len(self.batch)
+        tensor = program.tensors[index]
+        if tensor.shape[:depth] != self.batch:
             return index
-        name = f"{tensor.name}[{number}]"
+        name = f"{tensor.name}[{self.number}]"
+        counts = tuple(high - low for low, high in self.bounds)
         inner = tensor.shape[depth:]
-        if tensor.storage not in region.private:
-            first = sum(low * stride for (low, _), stride in zip(bounds, tensor.strides, strict=False))
+        if tensor.storage not in self.private:
+            first = sum(low * stride for (low, _), stride in zip(self.bounds, tensor.strides, strict=False))
             offset = tensor.offset + first * tensor.itemsize
             return program.view(name, tensor.storage, offset, counts + inner, tensor.strides, tensor.dtype)
         slice_numel = prod(inner)
-        if tensor.storage not in shrunk:
+        if tensor.storage not in self.slots:
             old = program.storages[tensor.storage].name
-            nbytes = slice_numel * prod(counts) * tensor.itemsize
-            shrunk[tensor.storage] = program.new_storage(f"{old}[{number}]", nbytes, Role.TEMPORARY)
+            nbytes = slice_numel * self.largest * tensor.itemsize
+            self.slots[tensor.storage] = program.new_storage(f"{old}[{self.number}]", nbytes, Role.TEMPORARY)
         strides = tuple(stride * slice_numel for stride in dense_strides(counts)) + tensor.strides[depth:]
-        return program.view(name, shrunk[tensor.storage], 0, counts + inner, strides, tensor.dtype)
-
-    result = []
-    for position in region.operations:
-        operation = program.operations[position]
-        result.append(
-            replace(
-                operation,
-                name=f"{operation.name}[{number}]",
-                arguments=tuple(substitute(a, part) for a in operation.arguments),
-                keywords=tuple((k, substitute(a, part)) for k, a in operation.keywords),
-                outputs=tuple(None if o is None else part(o) for o in operation.outputs),
-            )
-        )
-    return result
+        return program.view(name, self.slots[tensor.storage], 0, counts + inner, strides, tensor.dtype)

@@ -108,7 +108,7 @@ def _measure(shape: tuple[int, int, int, int], rounds: int, dropout: float, stra
         "peak_with_saved_bytes": total,
         "extra_bytes": case.plan.extra_nbytes,
         "allocator_calls": {
-            "ours": allocations(case.run.execute).calls,
+            "ours": allocations(lambda: case.run.execute(threads=1)).calls,
             "eager": eager[1].calls,
             "inductor": inductor[1].calls,
         },

@@ -8,6 +8,7 @@ from runtime.cli.attention import attention
 from runtime.cli.bench import bench_app
 from runtime.cli.demo import demo
 from runtime.cli.inspect import inspect
+from runtime.cli.pack import pack
 from runtime.cli.plan_module import plan_module
 from runtime.cli.run_plan import run_plan
 
@@ -23,6 +24,7 @@ app.command("attention")(attention)
 app.command("plan")(plan_module)
 app.command("run")(run_plan)
 app.command("inspect")(inspect)
+app.command("pack")(pack)
 app.add_typer(bench_app, name="bench")
 
 

@@ -20,7 +20,9 @@ from runtime.cli.errors import FAILED, CallError, one_line_errors, say
 
 def pack(
     problem: Annotated[Path, typer.Argument(help="CSV with columns id,lower,upper,size [alignment,offset].")],
-    capacity: Annotated[int | None, typer.Option(help="Bytes it must fit in; without it the peak is minimised.")] = None,
+    capacity: Annotated[
+        int | None, typer.Option(help="Bytes it must fit in; without it the peak is minimised.")
+    ] = None,
     time_limit: Annotated[float, typer.Option(help="Seconds to search.")] = 10.0,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the packing here, as CSV.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -100,5 +102,7 @@ def _text(fields: dict[str, object]) -> str:
         f"found by     {fields['algorithm']}, {fields['seconds']:.3f} s",
     ]
     if fields["capacity_bytes"] is not None:
-        lines.insert(1, f"capacity     {fields['capacity_bytes']} bytes, {'fits' if fields['fits'] else 'does not fit'}")
+        lines.insert(
+            1, f"capacity     {fields['capacity_bytes']} bytes, {'fits' if fields['fits'] else 'does not fit'}"
+        )
     return "\n".join(lines)

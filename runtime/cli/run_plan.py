@@ -50,7 +50,7 @@ def run_plan(
                 reference.arena.poison()
                 reference(*inputs)
                 differing += [name for name in _differences(run, reference) if name not in differing]
-        calls = allocations(run.execute).calls
+        calls = allocations(lambda: run.execute(threads=1)).calls
         fields = {
             **plan.summary(),
             "steps": steps,

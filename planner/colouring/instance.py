@@ -35,7 +35,7 @@ class Instance:
         span: how many real steps each item lives; ranks lose that, and it orders items better.
         pin: the offset an item is fixed at, or ``FREE``.
         blocks: the rectangles of each item; one for all but ragged groups.
-        members: for each item, pairs of a lifetime's index in the problem and its rise in units.
+        members: for each item, pairs of a lifetime's index in the problem and its rise in bytes.
         unit: bytes in a unit.
         bound: units that no packing can go below.
         ragged: whether an item's hull is larger than its blocks, so that packing hulls may lose something.
@@ -189,8 +189,8 @@ def _instance(problem: Problem, items: list[_Item]) -> Instance:
             )
             for item in items
         ],
-        members=[tuple((index, rise // unit) for index, rise in item.members) for item in items],
+        members=[item.members for item in items],
         unit=unit,
-        bound=-(-max(pinned, max(item.nbytes for item in items), lower_bound(Problem(lifetimes))) // unit),
+        bound=-(-max(pinned, *(item.nbytes for item in items), lower_bound(Problem(lifetimes))) // unit),
         ragged=any(len(item.blocks) > 1 or item.blocks[0].size != item.nbytes for item in items if item.blocks),
     )

@@ -31,8 +31,19 @@ BISECTIONS = 5
 """Targets tried between the least possible and the best found, in one round."""
 
 
-def minimise(part: Best, goal_nbytes: int, deadline: float, time_limit: float, tick: Callable[[], None]) -> None:
-    """Lower the peak of one component towards ``goal_nbytes``; what is found is kept in ``part`` as it is found."""
+def minimise(
+    part: Best,
+    goal_nbytes: int,
+    deadline: float,
+    time_limit: float,
+    tick: Callable[[], None],
+    *,
+    give_up: bool = False,
+) -> None:
+    """Lower the peak of one component towards ``goal_nbytes``; what is found is kept in ``part`` as it is found.
+
+    With ``give_up``, stop soon after the goal is refuted.
+    """
     instance = part.instance
     if len(instance) > LARGEST_SEARCHED or part.done(goal_nbytes):
         return
@@ -50,6 +61,8 @@ def minimise(part: Best, goal_nbytes: int, deadline: float, time_limit: float, t
     deciders = _deciders(instance, backend)
     nodes = FIRST_ROUND_NODES
     while not part.done(goal_nbytes) and time.monotonic() < deadline:
+        if give_up and part.floor * instance.unit > goal_nbytes:
+            return
         _round(part, *deciders, goal_nbytes, nodes, deadline, tick)
         nodes *= 2
 
@@ -70,7 +83,7 @@ def _round(
     tick: Callable[[], None],
 ) -> None:
     """Decide at the lowest target, then at some between it and the best."""
-    goal = max(-(-goal_nbytes // part.instance.unit), part.floor)
+    goal = max(goal_nbytes // part.instance.unit, part.floor)
     _decide(part, at_goal, goal, nodes, deadline, tick)
     low = max(goal + 1, part.floor)
     for _ in range(BISECTIONS):

@@ -54,7 +54,7 @@ def colour(problem: Problem, *, time_limit: float = 10.0, progress: Callable[[st
         for position, part in enumerate(hard):
             now = time.monotonic()
             share = now + (deadline - now) / (len(hard) - position)
-            minimise(part, target, share, time_limit, report)
+            minimise(part, target, share, time_limit, report, give_up=capacity is not None)
             if capacity is None:
                 target = max(target, min(part.peak_nbytes, part.floor * part.instance.unit))
     except KeyboardInterrupt:
@@ -103,7 +103,7 @@ def _colouring(problem: Problem, parts: list[Best], bound: int, interrupted: boo
         unit = part.instance.unit
         for offset, members in zip(part.offsets, part.instance.members, strict=True):
             for index, rise in members:
-                offsets[index] = (offset + rise) * unit
+                offsets[index] = offset * unit + rise
     peak = max((at + item.nbytes for at, item in zip(offsets, problem.lifetimes, strict=True)), default=0)
     highest = [part for part in parts if part.peak_nbytes == peak]
     return Colouring(

@@ -73,8 +73,10 @@ def independent_components(problem: Problem) -> list[tuple[int, ...]]:
 
 
 def conflict_counts(problem: Problem) -> list[int]:
-    """Return for each lifetime how many others it conflicts with, in ``n log n``: births before its death less deaths
-    up to its birth."""
+    """Return for each lifetime how many others it conflicts with, in ``n log n``.
+
+    That is the births before its death less the deaths up to its birth.
+    """
     lifetimes = [lifetime for lifetime in problem.lifetimes if lifetime.nbytes]
     births = sorted(lifetime.birth for lifetime in lifetimes)
     deaths = sorted(lifetime.death for lifetime in lifetimes)

@@ -27,7 +27,7 @@ def read_problem(path: str | Path, capacity: int | None = None, keep_offsets: bo
     """
     source = str(path)
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
             return Problem(tuple(_lifetimes(csv.reader(file, strict=True), source, keep_offsets)), capacity)
     except UnicodeDecodeError as error:
         raise ProblemError(source, f"it is not UTF-8 text: {error.reason} at byte {error.start}") from None
@@ -37,7 +37,7 @@ def write_packing(path: str | Path, problem: Problem, colouring: Colouring) -> N
     """Write a problem with the offsets found, in the problem's order."""
     aligned = any(lifetime.alignment != 1 for lifetime in problem.lifetimes)
     columns = [column for column in WRITTEN if aligned or column != "alignment"]
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    with Path(path).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         for lifetime, offset in zip(problem.lifetimes, colouring.offsets, strict=True):
@@ -61,7 +61,9 @@ def _lifetimes(rows: Iterator[list[str]], source: str, keep_offsets: bool) -> It
                 raise ProblemError(source, f"{len(row)} values for {len(header)} columns", line)
             lifetime = _lifetime({name: row[index].strip() for name, index in at.items()}, source, line, keep_offsets)
             if lifetime.name in lines:
-                raise ProblemError(source, f"id {lifetime.name!r} was used before, on line {lines[lifetime.name]}", line)
+                raise ProblemError(
+                    source, f"id {lifetime.name!r} was used before, on line {lines[lifetime.name]}", line
+                )
             lines[lifetime.name] = line
             yield lifetime
     except csv.Error as error:

@@ -13,7 +13,7 @@ MINIMALLOC = Path(__file__).parent / "data" / "minimalloc"
 
 def minimalloc(letter: str, capacity: int | None = None) -> Problem:
     """Return one of minimalloc's problems, read without the reader under test."""
-    with open(MINIMALLOC / f"{letter}.1048576.csv", newline="") as file:
+    with (MINIMALLOC / f"{letter}.1048576.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     return Problem(
         tuple(Lifetime(row["id"], int(row["size"]), int(row["lower"]), int(row["upper"])) for row in rows), capacity

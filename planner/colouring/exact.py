@@ -43,7 +43,7 @@ class Decider:
         self._attempt = 0
 
     def decide(self, target: int, nodes: int, deadline: float, tick: Callable[[], None]) -> Verdict:
-        """Try orders until ``nodes`` nodes are spent (the last may exceed them by less than as many) or ``deadline`` (on the monotonic clock)."""
+        """Try orders until ``nodes`` nodes are spent, by less than as many more, or until ``deadline`` (monotonic)."""
         left = nodes
         while left > 0:
             self._attempt += 1

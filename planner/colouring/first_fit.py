@@ -39,10 +39,8 @@ def first_fit(instance: Instance, order: Sequence[int]) -> list[int]:
         if instance.pin[item] != FREE:
             continue
         blocks = instance.blocks[item]
-        if len(blocks) > 1:
-            offset = _lowest_of_blocks(instance, item, placed)
-        else:
-            offset = _lowest(instance, item, placed)
+        lowest = _lowest_of_blocks if len(blocks) > 1 else _lowest
+        offset = lowest(instance, item, placed)
         offsets[item] = offset
         for block in blocks:
             insort(placed, (offset + block.rise, offset + block.rise + block.size, block.start, block.end))

@@ -109,7 +109,8 @@ class LargeFirstFit:
         rank[order] = np.arange(len(order))
         above = np.array(offsets, dtype=np.int64) + self.size > limit
         rank[above] //= 2
-        return np.lexsort((~above, rank))
+        after: Array = np.lexsort((~above, rank))
+        return after
 
 
 def large_first_fit(instance: Instance) -> LargeFirstFit | None:

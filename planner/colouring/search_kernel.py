@@ -176,11 +176,12 @@ def advance(
                         for position in range(section_at[moment], section_at[moment + 1]):
                             item = section[position]
                             at = low[item]
-                            if placed[item] == 0 and at <= limit:
-                                if at > chosen_low or (at == chosen_low and item > chosen):
-                                    witness[moment] = item
-                                    found = True
-                                    break
+                            if placed[item] == 1 or at > limit:
+                                continue
+                            if at > chosen_low or (at == chosen_low and item > chosen):
+                                witness[moment] = item
+                                found = True
+                                break
                         position = section_at[moment]
                         while not found and position < section_at[moment + 1]:
                             item = section[position]

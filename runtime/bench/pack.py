@@ -58,7 +58,10 @@ def bench_pack(
             progress(name)
         cases.append(_case(name, problem, contenders, rounds))
     settings = environment(
-        ("numpy", "numba", "omnimalloc"), rounds=rounds, time_limit=time_limit, omnimalloc_allocator=omnimalloc_allocator
+        ("numpy", "numba", "omnimalloc"),
+        rounds=rounds,
+        time_limit=time_limit,
+        omnimalloc_allocator=omnimalloc_allocator,
     )
     return {"cases": cases, "environment": settings}
 
@@ -120,7 +123,9 @@ def _omnimalloc(problem: Problem, allocator: str) -> int:
     import omnimalloc
 
     allocations = [
-        omnimalloc.Allocation(item.name, item.nbytes, item.birth, item.death) for item in problem.lifetimes if item.nbytes
+        omnimalloc.Allocation(item.name, item.nbytes, item.birth, item.death)
+        for item in problem.lifetimes
+        if item.nbytes
     ]
     placed = omnimalloc.allocate(allocations, allocator)
     return max((item.offset or 0) + item.size for item in placed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packing_oracle import faults, first_fit_peak, least_peak, live_peak
@@ -97,13 +98,10 @@ def test_a_capacity_is_met_exactly_where_it_can_be(problem: Problem, slack: int)
         assert faults(bounded, colouring) == []
         assert colouring.peak_nbytes <= capacity
         return
-    try:
+    with pytest.raises(CapacityError) as caught:
         colour(bounded, time_limit=QUICK)
-    except CapacityError as error:
-        assert error.proved
-        assert error.needed_nbytes > capacity
-    else:
-        raise AssertionError("it fits below the least peak")
+    assert caught.value.proved
+    assert caught.value.needed_nbytes > capacity
 
 
 @common

@@ -59,9 +59,7 @@ def test_a_group_lies_in_problem_order() -> None:
 
 
 def test_a_group_of_unequal_lifetimes_shares_its_holes() -> None:
-    problem = Problem(
-        (Lifetime("a", 4, 0, 2, group="g"), Lifetime("b", 4, 0, 9, group="g"), Lifetime("c", 4, 3, 9))
-    )
+    problem = Problem((Lifetime("a", 4, 0, 2, group="g"), Lifetime("b", 4, 0, 9, group="g"), Lifetime("c", 4, 3, 9)))
     colouring = colour(problem)
     assert faults(problem, colouring) == []
     assert colouring.peak_nbytes == 8

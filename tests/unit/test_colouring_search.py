@@ -45,9 +45,7 @@ def _random(seed: int, count: int, pins: bool) -> Problem:
         birth = draw.randrange(count)
         alignment = draw.choice((1, 2, 8))
         pin = alignment * draw.randrange(20) if pins and index < 1 else None
-        lifetimes.append(
-            Lifetime(str(index), draw.randint(1, 30), birth, birth + draw.randint(1, 12), alignment, pin)
-        )
+        lifetimes.append(Lifetime(str(index), draw.randint(1, 30), birth, birth + draw.randint(1, 12), alignment, pin))
     return Problem(tuple(lifetimes))
 
 

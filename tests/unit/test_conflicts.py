@@ -38,9 +38,7 @@ def test_cliques_components_and_counts_agree_with_networkx() -> None:
             frozenset(clique) for clique in nx.find_cliques(graph)
         }
         components = independent_components(problem)
-        assert {frozenset(part) for part in components} == {
-            frozenset(part) for part in nx.connected_components(graph)
-        }
+        assert {frozenset(part) for part in components} == {frozenset(part) for part in nx.connected_components(graph)}
         births = [min(problem.lifetimes[i].birth for i in part) for part in components]
         assert births == sorted(births)
         counts = conflict_counts(problem)

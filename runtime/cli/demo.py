@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.table import Table
 
 from planner.files import write_whole
-from planner.graph import Graph
 from planner.pipeline import plan
 from planner.plan import Plan
 from planner.report.html import offset_map_html
@@ -35,7 +35,7 @@ def demo(
     with one_line_errors(debug):
         started = time.perf_counter()
         out.mkdir(parents=True, exist_ok=True)
-        rows: list[tuple[str, Graph, Plan, Check]] = []
+        rows: list[tuple[str, Plan, Check]] = []
         for dropout in (0.1, 0.0):
             module, x = build_attention(BATCH, HEADS, LENGTH, HIDDEN, dropout=dropout, device="cpu")
             say(f"tracing self-attention B={BATCH} N={HEADS} L={LENGTH} H={HIDDEN}, dropout {dropout}")
@@ -44,15 +44,15 @@ def demo(
                 planned = plan(graph, strategy=strategy)
                 say(f"running the {strategy} plan and eager, 3 steps each")
                 check = check_against_eager(module, (x,), graph, planned, steps=3, fresh_inputs=True)
-                rows.append((f"{strategy}, dropout {dropout}", graph, planned, check))
-        best = rows[0][2]
+                rows.append((f"{strategy}, dropout {dropout}", planned, check))
+        best = rows[0][1]
         best.save(out / "plan.json")
         write_whole(out / "offset_map.html", offset_map_html(best, "Self-attention backward").encode())
         write_whole(out / "offset_map.svg", offset_map_svg(best).encode())
-        passed = all(check.passed and check.allocator_calls == 0 for _, _, _, check in rows)
+        passed = all(check.passed and check.allocator_calls == 0 for _, _, check in rows)
         seconds = time.perf_counter() - started
         if as_json:
-            runs = [{"name": name, **planned.summary(), **check.fields()} for name, _, planned, check in rows]
+            runs = [{"name": name, **planned.summary(), **check.fields()} for name, planned, check in rows]
             print_json({"runs": runs, "passed": passed, "out": str(out), "seconds": seconds})
         else:
             _print(rows, out, seconds)
@@ -61,35 +61,30 @@ def demo(
             raise typer.Exit(FAILED)
 
 
-def _print(rows: list[tuple[str, Graph, Plan, Check]], out: Path, seconds: float) -> None:
-    first = rows[0][2]
+def _print(rows: list[tuple[str, Plan, Check]], out: Path, seconds: float) -> None:
     elements = BATCH * LENGTH * HIDDEN, BATCH * HEADS * LENGTH * LENGTH
-    table = Table(title="What the backward pass adds to what it is handed", title_justify="left")
-    for heading, side in (
-        ("", "left"),
-        ("adds", "right"),
-        ("arena", "right"),
-        ("bound", "right"),
-        ("error", "right"),
-        ("allocator calls", "right"),
-    ):
-        table.add_column(heading, justify="right" if side == "right" else "left")
-    for dropout, index in (("0.1", 0), ("0.0", 2)):
-        _, _, planned, check = rows[index]
-        table.add_row(f"a buffer per tensor, dropout {dropout}", size(planned.naive_nbytes - planned.resident_nbytes))
-        table.add_row(f"eager PyTorch, measured, dropout {dropout}", size(check.eager_peak_nbytes))
-    if first.formula is not None:
-        table.add_row("LightSeq2, 3X + max(3X, S)", size(first.formula.lightseq2))
-        table.add_row("target, max(S, 3X)", size(first.formula.target))
-    for name, _, planned, check in rows:
-        table.add_row(
-            f"arenaplan, {name}",
-            size(planned.extra_nbytes),
-            size(planned.arena_nbytes),
-            size(planned.lower_bound_nbytes),
-            f"{check.max_rel_error:.1e}",
-            str(check.allocator_calls),
-        )
+    table = Table(title="What the backward pass adds to what it is handed", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("scheme", no_wrap=True)
+    for heading in ("dropout", "adds", "arena", "error", "allocations"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for dropout, index in (("0.1", 0), ("0", 2)):
+        _, planned, check = rows[index]
+        table.add_row("a buffer per tensor", dropout, size(planned.naive_nbytes - planned.resident_nbytes))
+        table.add_row("eager, measured", dropout, size(check.eager_peak_nbytes))
+        if planned.formula is not None:
+            table.add_row("3X + max(3X, S), LightSeq2", dropout, size(planned.formula.lightseq2))
+            table.add_row("max(S, 3X), the target", dropout, size(planned.formula.target))
+        for _, planned, check in rows[index : index + 2]:
+            name = planned.strategy if planned.slices is None else f"{planned.strategy}, {planned.slices} at a time"
+            table.add_row(
+                name,
+                dropout,
+                size(planned.extra_nbytes),
+                size(planned.arena_nbytes),
+                f"{check.max_rel_error:.0e}",
+                str(check.allocator_calls),
+                end_section=True,
+            )
     screen = console()
     screen.print(table)
     screen.print(f"X = B·L·H = {elements[0]} elements, S = B·N·L² = {elements[1]} elements, float32. {seconds:.1f} s.")

@@ -11,6 +11,7 @@ from planner.colouring.exact import Decider
 from planner.colouring.instance import Instance
 from planner.colouring.search import Layout
 from planner.colouring.search_kernel import EXHAUSTED, SOLVED
+from planner.colouring.sweep import sweep
 
 LARGEST_SEARCHED = 3000
 """Items beyond which the search is not tried: its arrays grow with the square, and its depth with the count."""
@@ -26,6 +27,9 @@ TINY_ROUNDS = 3
 
 WORTH_COMPILING_SECONDS = 1.0
 """Loading the compiled search takes most of a second, compiling it some: not for a caller in more of a hurry."""
+
+THIN, SWEEP_NODES = 14, 30_000
+"""Storages alive at once up to which the sweep gets so many nodes; where more are, it seldom finds anything."""
 
 BISECTIONS = 5
 """Targets tried between the least possible and the best found, in one round."""
@@ -47,6 +51,10 @@ def minimise(
     instance = part.instance
     if len(instance) > LARGEST_SEARCHED or part.done(goal_nbytes):
         return
+    if len(instance) > TINY:
+        _sweep(part, goal_nbytes, deadline, tick)
+        if part.done(goal_nbytes):
+            return
     deciders = _deciders(instance, interpreted())
     if len(instance) <= TINY:
         for _ in range(TINY_ROUNDS):
@@ -65,6 +73,22 @@ def minimise(
             return
         _round(part, *deciders, goal_nbytes, nodes, deadline, tick)
         nodes *= 2
+
+
+def _sweep(part: Best, goal_nbytes: int, deadline: float, tick: Callable[[], None]) -> None:
+    """Place in the order of births at the lowest target, then at some above it where little is alive at once."""
+    thin = max(map(len, Layout(part.instance).alive)) <= THIN
+    low = goal = max(goal_nbytes // part.instance.unit, part.floor)
+    for _ in range(1 + (BISECTIONS if thin else 0)):
+        if part.done(goal_nbytes) or low >= part.peak or time.monotonic() > deadline:
+            return
+        target = goal if low == goal else (low + part.peak - 1) // 2
+        nodes = (SWEEP_NODES if target == goal else SWEEP_NODES // 5) if thin else 2 * len(part.instance)
+        offsets = sweep(part.instance, target, nodes, deadline, tick)
+        if offsets is not None:
+            part.offer(offsets, "sweep over births")
+        else:
+            low = target + 1
 
 
 def _deciders(instance: Instance, backend: Backend) -> tuple[Decider, Decider]:

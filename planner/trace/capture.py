@@ -7,6 +7,7 @@ needs no rule for any single view operator.
 from __future__ import annotations
 
 import linecache
+import logging
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -250,6 +251,10 @@ def _last_node_name() -> str | None:
 @contextmanager
 def _refusals() -> Iterator[None]:
     """Turn what PyTorch raises while tracing into a `TraceError` that names the operation and the source line."""
+    # Fake tensors log a traceback for every error that is raised anyway.
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     except TraceError:
@@ -267,6 +272,8 @@ def _refusals() -> Iterator[None]:
         first = str(error).strip().splitlines()
         cause = first[0] if first else kind
         raise TraceError(operation, f"{kind}: {cause}", "check that it runs eagerly on these inputs", source) from error
+    finally:
+        logger.setLevel(level)
 
 
 def _user_frame(frames: traceback.StackSummary) -> str:

@@ -65,15 +65,15 @@ def _print(rows: list[tuple[str, Plan, Check]], out: Path, seconds: float) -> No
     elements = BATCH * LENGTH * HIDDEN, BATCH * HEADS * LENGTH * LENGTH
     table = Table(title="What the backward pass adds to what it is handed", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("scheme", no_wrap=True)
-    for heading in ("dropout", "adds", "arena", "error", "allocations"):
+    for heading in ("dropout", "adds", "arena", "error", "calls"):
         table.add_column(heading, justify="right", no_wrap=True)
     for dropout, index in (("0.1", 0), ("0", 2)):
         _, planned, check = rows[index]
         table.add_row("a buffer per tensor", dropout, size(planned.naive_nbytes - planned.resident_nbytes))
         table.add_row("eager, measured", dropout, size(check.eager_peak_nbytes))
         if planned.formula is not None:
-            table.add_row("3X + max(3X, S), LightSeq2", dropout, size(planned.formula.lightseq2))
-            table.add_row("max(S, 3X), the target", dropout, size(planned.formula.target))
+            table.add_row("LightSeq2's formula", dropout, size(planned.formula.lightseq2))
+            table.add_row("target, max(S, 3X)", dropout, size(planned.formula.target))
         for _, planned, check in rows[index : index + 2]:
             name = planned.strategy if planned.slices is None else f"{planned.strategy}, {planned.slices} at a time"
             table.add_row(
@@ -81,11 +81,15 @@ def _print(rows: list[tuple[str, Plan, Check]], out: Path, seconds: float) -> No
                 dropout,
                 size(planned.extra_nbytes),
                 size(planned.arena_nbytes),
-                f"{check.max_rel_error:.0e}",
+                f"{check.max_rel_error:.1e}" if check.max_rel_error else "0",
                 str(check.allocator_calls),
-                end_section=True,
             )
+        table.add_section()
     screen = console()
     screen.print(table)
-    screen.print(f"X = B·L·H = {elements[0]} elements, S = B·N·L² = {elements[1]} elements, float32. {seconds:.1f} s.")
+    screen.print(f"X = B·L·H = {elements[0]} elements, S = B·N·L² = {elements[1]} elements, float32.")
+    screen.print(
+        "adds: bytes above what the pass is handed; error: largest relative difference from autograd;\n"
+        f"calls: allocator calls per step. {seconds:.1f} s."
+    )
     screen.print(f"Look at {out / 'offset_map.html'} in a browser, or run: arenaplan inspect {out / 'plan.json'}")

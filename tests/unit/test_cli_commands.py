@@ -119,7 +119,7 @@ def test_wrong_shapes_and_options_are_refused(arguments: list[str], words: list[
 
 
 def test_a_budget_that_cannot_be_met_says_by_how_much_and_where() -> None:
-    refused(call("attention", *SMALL, "--budget", "1KiB"), 1, "1024 bytes", "too few", "step", "weight")
+    refused(call("attention", *SMALL, "--budget", "1KiB"), 1, "1024 bytes", "too few", "step 0", "_softmax")
 
 
 def write(path: Path, body: str) -> str:
@@ -188,7 +188,7 @@ def test_plan_plans_runs_and_saves_a_module(tmp_path: Path, factory: str, pass_n
         ("wrong", ["(module, example_inputs)"]),
         ("absent", ["absent", "make"]),
         ("data_dependent", ["nonzero", "model.py:"]),
-        ("shapes", ["shape"]),
+        ("shapes", ["reduction dim", "5, 7"]),
         ("sparse", ["sparse=False"]),
         ("nothing", ["requires a gradient", "forward"]),
         ("not an identifier", ["FILE.py:FACTORY"]),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.colouring.backend import SAFE_TOTAL, compiled_first_fit
 from planner.colouring.best import Best
-from planner.colouring.first_fit_kernel import BLOCK, COUNTS, HIGHEST, STEPS
+from planner.colouring.first_fit_kernel import COUNTS, HIGHEST, OVERFLOW, STEPS
 from planner.colouring.instance import FREE, Instance
 from planner.colouring.orders import heaviest_moments
 
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 SLICE = 2000
 """Items placed between two looks at the clock."""
+
+EVENTS_IN_BUCKET, LARGEST_BUCKETS = 200, 4000
+"""Births and deaths in a bucket of time, looked at one by one, and how many buckets there may be."""
+
+FIRST_ROOM = 256
+"""Ranges a bucket's list has room for; doubled when one is full."""
 
 WORK, WORK_PER_ITEM = 120_000_000, 10_000
 """Steps allowed under a limit of ten seconds, in all and for each item; a core makes some 200 million a second."""
@@ -46,10 +52,24 @@ class LargeFirstFit:
         self.conflicts = (
             np.searchsorted(births, self.death, side="left") - np.searchsorted(deaths, self.birth, side="right") - 1
         )
-        kind = np.floor(np.log2(self.death - self.birth)).astype(np.int64)
-        members = np.lexsort((self.birth, kind))
-        bounds = np.searchsorted(kind[members], np.arange(int(kind.max()) + 2)).astype(np.int64)
-        self._classes = (bounds, members, self.birth[members])
+        self._buckets = self._cut()
+        self._room = FIRST_ROOM
+
+    def _cut(self) -> tuple[Array, ...]:
+        """Cut time into buckets of about equally many births and deaths; see ``first_fit_kernel``."""
+        np = self._np
+        events = np.sort(np.concatenate((self.birth, self.death)))
+        count = max(1, min(LARGEST_BUCKETS, len(events) // EVENTS_IN_BUCKET))
+        edge = np.unique(events[np.linspace(0, len(events) - 1, count + 1).astype(np.int64)])
+        first = np.searchsorted(edge, self.birth, side="right") - 1
+        last = np.searchsorted(edge, self.death, side="left") - 1
+        from_start = (self.birth > edge[first]) | (self.death < edge[first + 1])
+        to_end = (last != first) & (self.death < edge[last + 1])
+        bucket = np.concatenate((first[from_start], last[to_end]))
+        items = np.concatenate((np.flatnonzero(from_start), np.flatnonzero(to_end)))
+        by_bucket = np.argsort(bucket, kind="stable")
+        at = np.searchsorted(bucket[by_bucket], np.arange(len(edge)))
+        return tuple(np.ascontiguousarray(a, dtype=np.int64) for a in (edge, first, last, at, items[by_bucket]))
 
     def run(self, order: Array, limit: int, deadline: float, tick: Callable[[], None]) -> list[int] | None:
         """Return offsets of a packing no higher than ``limit``, or ``None`` if the order leads to none in time."""
@@ -57,19 +77,22 @@ class LargeFirstFit:
         count = len(self.size)
         offsets = self.pin.copy()
         order = np.concatenate((order[self.pin[order] != FREE], order[self.pin[order] == FREE]))
-        blocks = 2 * count // BLOCK + 2
-        arrays = tuple(np.zeros(blocks, dtype=np.int64) for _ in range(8))
-        entries = tuple(np.zeros(blocks * BLOCK, dtype=np.int64) for _ in range(4))
-        scratch = (np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64))
-        items = (self.size, self.birth, self.death, self.alignment, self.conflicts, offsets)
+        buckets = len(self._buckets[0]) - 1
+        near = 2 * int(np.diff(self._buckets[3]).max()) + 1
+        ranges = (*(np.zeros(2 * buckets * self._room, dtype=np.int64) for _ in "lh"), np.zeros(2 * buckets, np.int64))
+        scratch = tuple(np.zeros(length, dtype=np.int64) for length in (near, near, buckets, buckets))
+        items = (self.size, self.birth, self.death, self.alignment, offsets)
         counts = np.zeros(COUNTS, dtype=np.int64)
         position = 0
         while position < count:
             stop = min(position + SLICE, count)
-            reached = self._place(order, position, stop, limit, items, self._classes, arrays + entries, scratch, counts)
+            reached = self._place(order, position, stop, limit, items, self._buckets, ranges, scratch, counts)
             tick()
             self.work += int(counts[STEPS])
             counts[STEPS] = 0
+            if counts[OVERFLOW]:
+                self._room *= 2
+                return self.run(order, limit, deadline, tick)
             if reached < stop or time.monotonic() > deadline:
                 return None
             position = stop

@@ -1,11 +1,13 @@
-"""Facts about operators: what may overwrite what, which dimensions are batch, what allocates outside the arena.
+"""Facts about operators: what may overwrite what, which dimensions are batch, what scratch each needs, what allocates.
 
 A fact holds for the kernels of `runtime.kernels`; the tests there check every one of them by execution.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from types import MappingProxyType
 
 from planner.graph import Operation, Tensor, TensorRef
@@ -13,11 +15,16 @@ from planner.graph import Operation, Tensor, TensorRef
 COPY = "arenaplan.copy"
 FILL = "arenaplan.fill"
 MATMUL = "arenaplan.matmul"
+ARANGE = "arenaplan.arange"
 
 #: Rows, columns and depth of the float32 tiles a 16-bit product is computed in on a CPU.
 HALF_TILE = 512
+#: Elements from which ATen reduces to one number in two passes, through memory of its own (its grain size).
+TWO_PASS_NUMEL = 32768
+#: Elements of one chunk of rows that a normalisation works on at a time; three float32 chunks stay in a core's cache.
+CHUNK_NUMEL = 65536
 
-_HALF = frozenset({"float16", "bfloat16"})
+HALF = frozenset({"float16", "bfloat16"})
 
 _RANDOM = (
     "bernoulli",
@@ -35,22 +42,87 @@ _RANDOM = (
     "rrelu_with_noise",
 )
 
-#: ATen operators that compute each output element from the input elements at the same (broadcast) position.
-_ELEMENTWISE = frozenset(
-    """
-    abs add addcdiv addcmul bitwise_and bitwise_not bitwise_or ceil clamp clamp_max clamp_min cos div elu eq erf exp
-    expm1 floor ge gelu gelu_backward gt hardtanh le leaky_relu lerp log log1p logical_and logical_not logical_or lt
-    masked_fill maximum minimum mul ne neg pow reciprocal relu remainder round rsqrt rsub sigmoid sigmoid_backward sign
-    silu silu_backward sin softplus sqrt sub tanh tanh_backward threshold_backward where conj_physical
-    """.split()
-)
-
 #: Softmax and its backward, and which argument is the dimension; their first operand may be overwritten.
 SOFTMAX_AXIS = MappingProxyType({"aten._softmax.default": 1, "aten._softmax_backward_data.default": 2})
 
-#: Operators with a true out-form on the CPU: called on arena views they allocate nothing.
-_OUT_FORM = _ELEMENTWISE | frozenset(
-    "sum mean amax amin addmm baddbmm _softmax _softmax_backward_data triu tril".split()
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What holds for an operator's kernel on a CPU, for operands of one dtype.
+
+    Attributes:
+        elementwise: each output element depends only on input elements at its own (broadcast) position.
+        strided: reads and writes strided views without a copy of its own.
+        dense: its operands and results must be contiguous; others are copied before and after, planned.
+        overwrites: positions of the arguments that the output may be written onto (all of them if elementwise).
+        note: how it is called, for the table in the documentation.
+    """
+
+    elementwise: bool = False
+    strided: bool = False
+    dense: bool = False
+    overwrites: frozenset[int] = frozenset()
+    note: str = "out-form"
+
+
+_POINTWISE = Facts(elementwise=True, strided=True)
+_DENSE_POINTWISE = Facts(elementwise=True, dense=True)
+_ROWS = Facts(dense=True, overwrites=frozenset({0}))
+_OUT = Facts()
+_DENSE = Facts(dense=True)
+_OUT_STRIDED = Facts(strided=True)
+
+#: Operators that allocate nothing, by `base_name`; every other ATen operator is called unplanned.
+FACTS: Mapping[str, Facts] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            """
+            abs add addcdiv addcmul bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max clamp_min cos
+            div elu eq erf exp exp2 expm1 floor ge gt hardsigmoid hardswish hardtanh le leaky_relu lerp log log1p log2
+            logical_and logical_not logical_or lt masked_fill maximum minimum mul ne neg pow reciprocal relu remainder
+            round rsqrt rsub sigmoid sigmoid_backward sign silu silu_backward sin softplus sqrt square sub tan tanh
+            tanh_backward threshold_backward trunc where conj_physical leaky_relu_backward elu_backward
+            softplus_backward hardtanh_backward
+            """.split(),
+            _POINTWISE,
+        ),
+        # oneDNN's GELU works on dense tensors and reorders others.
+        "gelu": _DENSE_POINTWISE,
+        "gelu_backward": _DENSE_POINTWISE,
+        "sum": _OUT_STRIDED,
+        "mean": Facts(strided=True, note="sum, then one division in place"),
+        "amax": _OUT_STRIDED,
+        "amin": _OUT_STRIDED,
+        "argmax": _OUT,
+        "argmin": _OUT,
+        "prod": _OUT,
+        "cumsum": _OUT,
+        "linalg_vector_norm": _OUT,
+        "addmm": _OUT,
+        "baddbmm": _OUT,
+        "triu": _OUT,
+        "tril": _OUT,
+        "_softmax": _ROWS,
+        "_log_softmax": _ROWS,
+        "_softmax_backward_data": _ROWS,
+        "_log_softmax_backward_data": _ROWS,
+        "nll_loss_forward": _DENSE,
+        "nll_loss_backward": _DENSE,
+        "mse_loss_backward": Facts(elementwise=True, strided=True),
+        "gather": _OUT,
+        "index": _OUT,
+        "index_select": _OUT,
+        **dict.fromkeys(
+            ("index_add", "index_copy", "index_fill", "index_put", "scatter", "scatter_add"), Facts(note="in place")
+        ),
+        "native_layer_norm": Facts(dense=True, overwrites=frozenset({0}), note="sums and norms of rows"),
+        "native_layer_norm_backward": Facts(dense=True, overwrites=frozenset({0, 1}), note="chunks of rows"),
+        "native_batch_norm": Facts(dense=True, overwrites=frozenset({0}), note="channel by channel in float64"),
+        "native_batch_norm_backward": Facts(dense=True, overwrites=frozenset({0, 1}), note="channel by channel in float64"),
+        "max_pool2d_with_indices": _DENSE,
+        "max_pool2d_with_indices_backward": _DENSE,
+        "avg_pool2d": _DENSE,
+    }
 )
 
 
@@ -60,6 +132,11 @@ def base_name(operator: str) -> str:
     return parts[1].rstrip("_") if parts[0] == "aten" and len(parts) > 1 else operator
 
 
+def facts(operator: str) -> Facts | None:
+    """The facts of an ATen operator, ``None`` for one that runs unplanned."""
+    return FACTS.get(base_name(operator)) if operator.startswith("aten.") else None
+
+
 def is_random(operator: str) -> bool:
     """Whether the operator draws from the generator, so that its order among its like must not change."""
     return operator.startswith("aten.") and base_name(operator).startswith(_RANDOM)
@@ -67,17 +144,25 @@ def is_random(operator: str) -> bool:
 
 def is_elementwise(operator: str) -> bool:
     """Whether each output element depends only on input elements at its own (broadcast) position."""
-    return operator.startswith("aten.") and base_name(operator) in _ELEMENTWISE
+    found = facts(operator)
+    return found is not None and found.elementwise
 
 
 def has_out_form(operator: str) -> bool:
     """Whether the ATen operator's out-form on the CPU writes into given memory without memory of its own."""
-    return base_name(operator) in _OUT_FORM
+    return facts(operator) is not None
 
 
 def accepts_strides(operator: str) -> bool:
     """Whether the kernel reads and writes strided views without a copy of its own."""
-    return operator in (COPY, FILL, MATMUL) or is_elementwise(operator) or base_name(operator) == "sum"
+    found = facts(operator)
+    return operator in (COPY, FILL, MATMUL, ARANGE) or (found is not None and found.strided)
+
+
+def needs_dense(operator: str) -> bool:
+    """Whether the kernel takes and gives contiguous tensors only."""
+    found = facts(operator)
+    return found is not None and found.dense
 
 
 def batch_rank(operation: Operation, rank: int) -> int:
@@ -88,41 +173,54 @@ def batch_rank(operation: Operation, rank: int) -> int:
         return rank - 1 if operation.arguments[SOFTMAX_AXIS[operation.operator]] == -1 else 0
     if operation.operator in (COPY, FILL) or is_elementwise(operation.operator):
         return rank
+    if operation.operator == "aten.amax.default" and operation.arguments[1:] == ((-1,), True):
+        return rank - 1
     return 0
 
 
 def may_overwrite(operation: Operation, output: Tensor, operand: Tensor, operand_index: int) -> bool:
     """Whether ``output`` may be written onto ``operand``, an input with the same layout that dies here."""
     same = (output.shape, output.strides, output.itemsize) == (operand.shape, operand.strides, operand.itemsize)
-    if not same:
+    found = facts(operation.operator)
+    if not same or found is None:
         return False
-    if operation.operator in SOFTMAX_AXIS:
-        return operation.arguments[0] == TensorRef(operand_index)
-    if operation.operator == COPY:
-        return False
-    return is_elementwise(operation.operator)
+    if found.elementwise:
+        return True
+    return any(
+        position in found.overwrites and argument == TensorRef(operand_index)
+        for position, argument in enumerate(operation.arguments)
+    )
 
 
 def unplanned_nbytes(operation: Operation, tensors: Sequence[Tensor]) -> int:
     """Bytes the operation allocates outside the arena on a CPU; zero for one with a true out-form.
 
-    ``tensors`` are the graph's. A 16-bit product needs its float32 tiles (once, shared by all); an elementwise
-    operator over operands of different dtypes makes ATen cast them; an operator without an out-form returns new tensors.
+    ``tensors`` are the graph's. A 16-bit product needs its float32 tiles (once, shared by all); an operator without an out-form returns new tensors; a convolution also reorders its
+    operands into blocks of channels.
     """
     outputs = [tensors[index] for index in operation.outputs if index is not None]
-    result_nbytes = sum(output.numel * output.itemsize for output in outputs)
     if operation.operator == MATMUL:
-        return _tile_nbytes(operation, tensors) if outputs and outputs[0].dtype in _HALF else 0
+        return _tile_nbytes(operation, tensors) if outputs and outputs[0].dtype in HALF else 0
     if operation.operator.startswith("arenaplan."):
         return 0
     if has_out_form(operation.operator) or (is_random(operation.operator) and is_mutating(operation)):
-        return _cast_nbytes(operation, tensors) if is_elementwise(operation.operator) else 0
-    return result_nbytes
+        return 0
+    moved = outputs
+    if base_name(operation.operator).startswith("convolution"):
+        moved = outputs * 2 + [tensors[index] for index in operation.reads]
+    return sum(tensor.numel * tensor.itemsize for tensor in moved)
 
 
 def is_mutating(operation: Operation) -> bool:
     """Whether everything the operation writes is also among its arguments: it works in place by its own definition."""
     return bool(operation.outputs) and all(output in operation.reads for output in operation.outputs)
+
+
+def mutated(operation: Operation) -> frozenset[int]:
+    """The arguments an operation changes by its own definition."""
+    if is_mutating(operation) or base_name(operation.operator) == "native_batch_norm":
+        return frozenset(index for index in operation.outputs if index is not None and index in operation.reads)
+    return frozenset()
 
 
 def _tile_nbytes(operation: Operation, tensors: Sequence[Tensor]) -> int:
@@ -131,14 +229,82 @@ def _tile_nbytes(operation: Operation, tensors: Sequence[Tensor]) -> int:
     return 4 * (rows * depth + depth * columns + rows * columns)
 
 
-def _cast_nbytes(operation: Operation, tensors: Sequence[Tensor]) -> int:
-    """Bytes ATen converts before an elementwise operator whose operands differ in dtype (masks and indices aside)."""
-    skipped = {"where": 1, "masked_fill": 2}.get(base_name(operation.operator), 0)
+# -- scratch ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """A dense workspace an operation needs while it runs."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def workspaces(operation: Operation, tensors: Sequence[Tensor]) -> tuple[Scratch, ...]:
+    """The scratch an operation's kernel needs, in the kernel's order; ``tensors`` are the graph's."""
+    outputs = [None if index is None else tensors[index] for index in operation.outputs]
     operands = [tensors[index] for index in operation.reads]
-    if skipped:
-        operands = [tensor for tensor in operands if tensor.dtype != "bool"]
-    kinds = {tensor.dtype for tensor in operands if tensor.shape}
-    if len(kinds) < 2:
-        return 0
-    widest = max(tensor.itemsize for tensor in operands)
-    return sum(tensor.numel * widest for tensor in operands if tensor.itemsize < widest or tensor.dtype == "bool")
+    if any(output is not None and output.numel == 0 for output in outputs):
+        return ()
+    name = base_name(operation.operator)
+    if name in ("native_layer_norm", "native_layer_norm_backward"):
+        source = operands[0]
+        width = _normalized_numel(operation)
+        return _row_scratch(source.numel // max(width, 1), width, accumulator(source.dtype), name)
+    if name in ("native_batch_norm", "native_batch_norm_backward"):
+        return _channel_scratch(operands[0])
+    if name in ("sum", "mean") and outputs and outputs[0] is not None:
+        return _partial_sums(operands[0], outputs[0])
+    if name == "index_add" and operands[0].dtype in HALF:
+        return (Scratch(operands[0].shape, "float32"), Scratch(operands[-1].shape, "float32"))
+    return ()
+
+
+def accumulator(dtype: str) -> str:
+    """The dtype normalisations compute in."""
+    return "float32" if dtype in HALF else dtype
+
+
+def chunk_rows(rows: int, width: int) -> int:
+    """Rows that a normalisation works on at a time."""
+    return max(min(rows, CHUNK_NUMEL // max(width, 1)), 1)
+
+
+def _normalized_numel(operation: Operation) -> int:
+    position = 1 if base_name(operation.operator) == "native_layer_norm" else 2
+    shape = operation.arguments[position]
+    return prod(size for size in shape if isinstance(size, int)) if isinstance(shape, tuple) else 0
+
+
+def _row_scratch(rows: int, width: int, dtype: str, name: str) -> tuple[Scratch, ...]:
+    """Chunks of rows, one number a row, and two rows: what a layer normalisation works on."""
+    chunk = chunk_rows(rows, width)
+    count = 1 if name == "native_layer_norm" else 3
+    return (Scratch((count, chunk, width), dtype), Scratch((4, chunk, 1), dtype), Scratch((4, width), dtype))
+
+
+def _channel_scratch(source: Tensor) -> tuple[Scratch, ...]:
+    """Two chunks of whole channels, and seven numbers a channel: what a batch normalisation works on."""
+    channels = max(source.shape[1], 1)
+    numel = source.numel // channels
+    fit = min(max(CHUNK_NUMEL // max(numel, 1), 2), channels)
+    return (Scratch((2, fit * numel), "float64"), Scratch((7, channels), "float64"))
+
+
+def split_axis(shape: tuple[int, ...]) -> int | None:
+    """The axis that a large sum to one number is first done across, or ``None`` if it has only one."""
+    axes = [axis for axis, size in enumerate(shape) if size > 1]
+    return axes[0] if len(axes) > 1 else None
+
+
+def _partial_sums(source: Tensor, output: Tensor) -> tuple[Scratch, ...]:
+    """One partial sum for each place along the first axis, or for each of up to 64 equal parts of the only one."""
+    if output.numel != 1 or (source.numel < TWO_PASS_NUMEL and source.dtype not in HALF):
+        return ()
+    axis = split_axis(source.shape)
+    return (Scratch((parts(source.numel) if axis is None else source.shape[axis],), output.dtype),)
+
+
+def parts(numel: int) -> int:
+    """The largest number of equal parts up to 64 that ``numel`` elements fall into."""
+    return next(count for count in range(64, 0, -1) if numel % count == 0)

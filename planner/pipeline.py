@@ -18,8 +18,11 @@ from planner.plan import Formula, Placement, Plan, Unplanned, padded
 from planner.problem import Colouring, Problem
 from planner.rewrite.batches import split_batches
 from planner.rewrite.canonical import canonical
+from planner.rewrite.casts import add_casts
+from planner.rewrite.dense import dense_operands
 from planner.rewrite.elision import elide_copies, removable_copies
 from planner.rewrite.slicing import default_slices, find_region, slice_graph
+from planner.rewrite.workspaces import add_workspaces
 from planner.schedule import schedules
 from planner.verify import verify
 
@@ -75,7 +78,7 @@ def plan(
     _check_options(alignment, strategy, slices)
     say = progress or (lambda _: None)
     capacity = None if budget is None else parse_nbytes(budget)
-    base = canonical(graph)
+    base = dense_operands(add_casts(canonical(graph)))
     variants = sorted(
         _variants(base, strategy, slices, alignment, donate, say),
         key=lambda variant: (
@@ -159,6 +162,7 @@ def _ordered(graph: Graph, alignment: int, donate: bool) -> Iterator[_Variant]:
 
 
 def _measured(strategy: str, slices: int | None, graph: Graph, alignment: int, donate: bool) -> _Variant:
+    graph = add_workspaces(graph)
     found = spans(graph, alignment=alignment, donate=donate)
     return _Variant(strategy, slices, graph, found, live_peak(graph, found, alignment))
 

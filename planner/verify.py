@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.errors import VerificationError
 from planner.graph import DONATED_ROLES, FILLED_ROLES, Graph, Port, Role, Tensor
-from planner.operators import is_mutating, is_random, may_overwrite
+from planner.operators import is_random, may_overwrite, mutated
 from planner.plan import Plan
 
 
@@ -108,7 +108,7 @@ def _check_in_place(plan: Plan) -> None:
     graph = plan.graph
     for step, operation in enumerate(graph.operations):
         for output in operation.outputs:
-            if output is None or is_mutating(operation):
+            if output is None or output in mutated(operation):
                 continue
             for operand in operation.reads:
                 one, two = graph.tensors[output], graph.tensors[operand]

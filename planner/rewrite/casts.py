@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import torch
 
-from planner.graph import Argument, Graph, Operation, Role, TensorRef, dense_strides, substitute
+from planner.graph import ITEMSIZE, Argument, Graph, Operation, Role, TensorRef, dense_strides
 from planner.operators import COPY, base_name, is_elementwise
 from planner.rewrite.program import Program
 
@@ -14,7 +15,7 @@ from planner.rewrite.program import Program
 _MASKS = {"where": 0, "masked_fill": 1}
 #: Operators that take the dtype of their result for the sums they form.
 _REDUCTIONS = frozenset({"sum", "mean", "cumsum", "prod", "linalg_vector_norm"})
-#: Functions of real numbers that turn integers into the default floating dtype.
+#: Operators whose result is true or false, whatever they compare.
 _FLAGS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"})
 
 
@@ -31,13 +32,14 @@ def add_casts(graph: Graph) -> Graph:
 def _cast(program: Program, operation: Operation) -> list[Operation]:
     name = base_name(operation.operator)
     elementwise = is_elementwise(operation.operator)
-    if not operation.operator.startswith("aten.") or not (elementwise or name in _REDUCTIONS):
+    output = operation.outputs[0] if len(operation.outputs) == 1 else None
+    if not operation.operator.startswith("aten.") or not (elementwise or name in _REDUCTIONS) or output is None:
         return [operation]
-    if len(operation.outputs) != 1 or operation.outputs[0] is None:
+    if any(program.tensors[index].dtype.startswith("complex") for index in (*operation.reads, output)):
         return [operation]
-    result = program.tensors[operation.outputs[0]]
+    result = program.tensors[output]
     wanted = _common_dtype(program, operation) if elementwise else result.dtype
-    if elementwise and not _is_number(wanted) and _is_number(result.dtype) and name not in _FLAGS:
+    if elementwise and not _is_number(wanted) and _is_number(result.dtype):
         wanted = result.dtype
     before: list[Operation] = []
     after: list[Operation] = []
@@ -46,16 +48,14 @@ def _cast(program: Program, operation: Operation) -> list[Operation]:
         if not isinstance(argument, TensorRef) or position == _MASKS.get(name):
             continue
         if program.tensors[argument.tensor].dtype != wanted and (elementwise or position == 0):
-            twin = _twin(program, argument.tensor, wanted)
-            before.append(_copy(operation, argument.tensor, twin, f"cast{position}"))
+            narrow, small, twin = _twin(program, argument.tensor, wanted)
+            before.append(_copy(operation, narrow, small, f"cast{position}"))
             arguments[position] = TensorRef(twin)
     changed = replace(operation, arguments=tuple(arguments))
     if elementwise and name not in _FLAGS and result.dtype != wanted:
-        computed = _twin(program, operation.outputs[0], wanted)
-        after.append(_copy(operation, computed, operation.outputs[0], "cast"))
+        _, _, computed = _twin(program, output, wanted)
+        after.append(_copy(operation, computed, output, "cast"))
         changed = replace(changed, outputs=(computed,))
-    elif operation.outputs[0] in operation.reads and operation.outputs[0] not in changed.reads:
-        return [*before, changed]
     return [*before, changed, *after]
 
 
@@ -106,25 +106,19 @@ def _is_number(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat", "complex"))
 
 
-def _twin(program: Program, index: int, dtype: str) -> int:
-    """A new dense tensor of the same shape in another dtype; one value where the original repeats one."""
+def _twin(program: Program, index: int, dtype: str) -> tuple[int, int, int]:
+    """The original and a new dense tensor in another dtype, both without repetition, and the new one repeated alike."""
     tensor = program.tensors[index]
-    shape = tuple(
-        1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.strides, strict=True)
-    )
+    shape = tuple(min(size, 1) if stride == 0 else size for size, stride in zip(tensor.shape, tensor.strides, strict=True))
     strides = dense_strides(shape)
-    itemsize = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
-    nbytes = itemsize
-    for size in shape:
-        nbytes *= size
-    storage = program.new_storage(f"{tensor.name}.{dtype}", nbytes, Role.TEMPORARY)
-    expanded = tuple(0 if old == 0 else new for old, new in zip(tensor.strides, strides, strict=True))
-    return program.view(f"{tensor.name}.{dtype}", storage, 0, tensor.shape, expanded, dtype)
+    storage = program.new_storage(f"{tensor.name}.{dtype}", prod(shape) * ITEMSIZE[dtype], Role.TEMPORARY)
+    narrow = program.view(tensor.name, tensor.storage, tensor.offset, shape, tensor.strides, tensor.dtype)
+    small = program.view(f"{tensor.name}.{dtype}", storage, 0, shape, strides, dtype)
+    repeated = tuple(0 if old == 0 else new for old, new in zip(tensor.strides, strides, strict=True))
+    return narrow, small, program.view(f"{tensor.name}.{dtype}", storage, 0, tensor.shape, repeated, dtype)
 
 
 def _copy(operation: Operation, source: int, destination: int, suffix: str) -> Operation:
     arguments: tuple[Argument, ...] = (TensorRef(source),)
     return Operation(f"{operation.name}.{suffix}", COPY, arguments, (), (destination,), (), operation.source)
 
-
-__all__ = ["add_casts", "substitute"]

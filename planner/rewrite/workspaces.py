@@ -11,17 +11,27 @@ from planner.rewrite.program import Program
 
 
 def add_workspaces(graph: Graph) -> Graph:
-    """The graph with `planner.operators.workspaces` added to each operation that has none yet."""
+    """The graph with `planner.operators.workspaces` added to each operation that has none yet.
+
+    Operations of one lane run one after the other, so they share what they need, the largest of each.
+    """
     program = Program(graph)
+    shared: dict[tuple[int, int], int] = {}
     for position, operation in enumerate(program.operations):
         needed = () if operation.workspaces else workspaces(operation, program.tensors)
-        if not needed:
-            continue
         scratch = []
         for number, wanted in enumerate(needed):
             name = f"{operation.name}.scratch{number}"
-            storage = program.new_storage(name, prod(wanted.shape) * ITEMSIZE[wanted.dtype], Role.WORKSPACE)
+            nbytes = prod(wanted.shape) * ITEMSIZE[wanted.dtype]
+            key = (-1 if operation.lane is None else operation.lane, number)
+            storage = shared.get(key)
+            if operation.lane is None or storage is None:
+                storage = program.new_storage(name, nbytes, Role.WORKSPACE)
+                shared[key] = storage
+            old = program.storages[storage]
+            program.storages[storage] = replace(old, nbytes=max(old.nbytes, nbytes))
             strides = dense_strides(wanted.shape)
             scratch.append(program.view(name, storage, 0, wanted.shape, strides, wanted.dtype))
-        program.operations[position] = replace(operation, workspaces=tuple(scratch))
+        if scratch:
+            program.operations[position] = replace(operation, workspaces=tuple(scratch))
     return program.close()

@@ -228,6 +228,7 @@ class Builder:
         for position, item in enumerate(results):
             if not isinstance(item, torch.Tensor):
                 named.append(None)
+                outputs += [] if mutated else [None]
                 continue
             name = node.name if isinstance(value, torch.Tensor) else f"{node.name}.{position}"
             fresh = self.known(item) is None

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from planner.errors import TraceError
-from planner.graph import Role, TensorRef
+from planner.graph import Role, TensorRef, dense_strides
+from planner.operators import ARANGE
+from planner.trace import compose
 
 if TYPE_CHECKING:
     from planner.trace.lower import Builder
@@ -190,6 +192,62 @@ def _refused(cause: str, remedy: str) -> Lowering:
 
 _RESIZED = _refused("it changes the size of a storage", "allocate the final size instead")
 
+def _pad(builder: Builder, node: torch.fx.Node) -> bool:
+    """A fill, then a copy into the middle; negative padding cuts the source first."""
+    source, padding = _source(builder, node.args[0]), node.args[1]
+    value = node.args[2] if len(node.args) > 2 else 0
+    if not isinstance(padding, (list, tuple)) or not isinstance(value, (bool, int, float)):
+        return False
+    whole = _fresh(builder, node)
+    middle = whole
+    rank = len(builder.tensors[whole].shape)
+    pairs = [(int(str(padding[i])), int(str(padding[i + 1]))) for i in range(0, len(padding), 2)]
+    for distance, (before, after) in enumerate(pairs):
+        axis = rank - 1 - distance
+        kept = builder.tensors[source].shape[axis] + min(before, 0) + min(after, 0)
+        source = slice_view(builder, source, axis, max(-before, 0), max(kept, 0), 1)
+        middle = slice_view(builder, middle, axis, max(before, 0), max(kept, 0), 1)
+    if any(before > 0 or after > 0 for before, after in pairs):
+        builder.fill(node, whole, _as_dtype(value, builder.tensors[whole].dtype))
+    if builder.tensors[middle].numel:
+        builder.copy(node, source, middle)
+    return True
+
+
+def _as_dtype(value: float, dtype: str) -> float | int | bool:
+    return value if dtype.startswith(("float", "bfloat", "complex")) else bool(value) if dtype == "bool" else int(value)
+
+
+def _repeat(builder: Builder, node: torch.fx.Node) -> bool:
+    """One copy: every dimension of the result as (times, size), the source repeated over the first by stride zero."""
+    source, times = _source(builder, node.args[0]), node.args[1]
+    if not isinstance(times, (list, tuple)) or not all(isinstance(count, int) for count in times):
+        return False
+    whole = _fresh(builder, node)
+    tensor, result = builder.tensors[source], builder.tensors[whole]
+    lead = len(result.shape) - len(tensor.shape)
+    sizes, strides = (1,) * lead + tensor.shape, (0,) * lead + tensor.strides
+    shape = tuple(part for count, size in zip(times, sizes, strict=True) for part in (int(str(count)), size))
+    if result.numel == 0:
+        return True
+    read = tuple(part for stride in strides for part in (0, stride))
+    write = tuple(
+        part for stride, size in zip(dense_strides(result.shape), sizes, strict=True) for part in (stride * size, stride)
+    )
+    repeated = builder.view(tensor.name, tensor.storage, tensor.offset, shape, read, tensor.dtype)
+    builder.copy(node, repeated, builder.view(result.name, result.storage, result.offset, shape, write, result.dtype))
+    return True
+
+
+def _arange(builder: Builder, node: torch.fx.Node) -> bool:
+    numbers = [item for item in node.args if isinstance(item, (int, float))]
+    if len(numbers) != len(node.args):
+        return False
+    start, step = (numbers[0] if len(numbers) > 1 else 0), (numbers[2] if len(numbers) > 2 else 1)
+    builder.emit(node, ARANGE, (start, step), (), (_fresh(builder, node),))
+    return True
+
+
 TABLE: Mapping[str, Lowering] = MappingProxyType(
     {
         **dict.fromkeys(("aten::clone", "aten::contiguous", "aten::_to_copy", "aten::lift_fresh_copy"), _copy),
@@ -221,6 +279,11 @@ TABLE: Mapping[str, Lowering] = MappingProxyType(
         "aten::slice_backward": _scatter(_slice_of, has_base=False),
         "aten::select_backward": _scatter(_select_of, has_base=False),
         "aten::diagonal_backward": _scatter(_diagonal_of, has_base=False),
+        "aten::constant_pad_nd": _pad,
+        "aten::repeat": _repeat,
+        "aten::fill_.Tensor": _copy_into,
+        **dict.fromkeys(("aten::arange", "aten::arange.start", "aten::arange.start_step"), _arange),
+        **compose.TABLE,
         "aten::resize_": _RESIZED,
         "aten::set_.source_Tensor": _RESIZED,
         "aten::set_.source_Storage": _RESIZED,

@@ -6,16 +6,37 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from planner.graph import Operation
-from planner.operators import COPY, FILL, MATMUL
+from planner.operators import ARANGE, COPY, FILL, MATMUL, base_name, is_elementwise
 from runtime.errors import UnknownOperatorError
-from runtime.kernels import aten, basic, matmul
+from runtime.kernels import aten, basic, batchnorm, creation, elementwise, indexing, layernorm, matmul, reduction
 from runtime.kernels.binding import Binder, Call, Context
 
+#: Kernels of this project's own operators.
 TABLE: Mapping[str, Binder] = MappingProxyType(
     {
+        ARANGE: creation.bind_arange,
         COPY: basic.bind_copy,
         FILL: basic.bind_fill,
         MATMUL: matmul.bind_matmul,
+    }
+)
+
+#: Kernels of ATen operators whose own out-form is missing or allocates, by base name.
+ATEN_TABLE: Mapping[str, Binder] = MappingProxyType(
+    {
+        "index_add": indexing.bind_index_add,
+        "masked_fill": elementwise.bind_masked_fill,
+        "mean": reduction.bind_reduction,
+        "native_batch_norm": batchnorm.bind_batch_norm,
+        "native_batch_norm_backward": batchnorm.bind_batch_norm_backward,
+        "native_layer_norm": layernorm.bind_layer_norm,
+        "native_layer_norm_backward": layernorm.bind_layer_norm_backward,
+        "pow": elementwise.bind_power,
+        "relu": elementwise.bind_relu,
+        "rsub": elementwise.bind_rsub,
+        "square": elementwise.bind_square,
+        "sum": reduction.bind_reduction,
+        "where": elementwise.bind_where,
     }
 )
 
@@ -29,9 +50,15 @@ def bind(operation: Operation, context: Context) -> list[Call]:
     binder = TABLE.get(operation.operator)
     if binder is not None:
         return binder(operation, context)
-    if operation.operator.startswith("aten."):
-        return aten.bind_aten(operation, context)
-    raise UnknownOperatorError(operation.operator, operation.name)
+    if not operation.operator.startswith("aten."):
+        raise UnknownOperatorError(operation.operator, operation.name)
+    aten.resolve(operation)
+    binder = ATEN_TABLE.get(base_name(operation.operator))
+    if binder is not None:
+        return binder(operation, context)
+    if is_elementwise(operation.operator):
+        return aten.bind_elementwise(operation, context)
+    return aten.bind_aten(operation, context)
 
 
-__all__ = ["TABLE", "Binder", "Call", "Callable", "Context", "bind"]
+__all__ = ["ATEN_TABLE", "TABLE", "Binder", "Call", "Callable", "Context", "bind"]

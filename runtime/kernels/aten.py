@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from planner.graph import Argument, Dtype, Operation, TensorRef
+from planner.graph import Argument, Dtype, Operation
 from planner.operators import base_name, has_out_form, is_elementwise
 from runtime.errors import UnknownOperatorError
 from runtime.kernels.binding import Call, Context
@@ -26,18 +26,15 @@ _ENUMS = {
 
 def bind_aten(operation: Operation, context: Context) -> list[Call]:
     """Bind an ATen operator; see `planner.operators.unplanned_nbytes` for which of them still allocate."""
-    special = _SPECIAL.get(base_name(operation.operator))
+    overload = resolve(operation)
     outputs = context.outputs(operation)
     if outputs and all(output.numel() == 0 for output in outputs):
         return []
-    if special is not None:
-        return special(operation, context)
-    overload = resolve(operation)
     if overload._schema.is_mutable:
         return _mutating(overload, operation, context)
     out_form = find_out_form(overload)
     if out_form is None or not has_out_form(operation.operator) or None in operation.outputs:
-        return [_copying(overload, operation, context)]
+        return [copying(overload, operation, context)]
     names = [argument.name for argument in out_form._schema.arguments if argument.is_out]
     positional, keywords = arguments(out_form, operation, context)
     keywords |= dict(zip(names, outputs, strict=True))
@@ -79,7 +76,7 @@ def arguments(
     dtype = outputs[0].dtype if outputs else torch.float32
     operands = [context.views[index] for index in operation.reads]
     if operands and is_elementwise(operation.operator):
-        dtype = operands[0].dtype if operands[0].is_floating_point() or operands[0].is_complex() else dtype
+        dtype = operands[-1].dtype  # all alike, but for a mask, which comes first or second
     positional = [
         _value(argument, str(schema[position].type), dtype, context)
         for position, argument in enumerate(operation.arguments)
@@ -109,15 +106,22 @@ def scalar(value: float, dtype: torch.dtype, context: Context) -> torch.Tensor:
     return torch.tensor(value, dtype=dtype, device=context.views[0].device if context.views else None)
 
 
+def tensor_form(overload: torch._ops.OpOverload) -> torch._ops.OpOverload:
+    """``mul.Scalar`` → ``mul.Tensor``, ``clamp_min`` → ``clamp_min.Tensor``: the operator with a tensor for its number.
+
+    ATen makes a tensor of the number on every call; the form with a tensor has an out-form that allocates nothing.
+    """
+    names = {"Scalar": "Tensor", "Scalar_mode": "Tensor_mode", "default": "Tensor"}
+    if not any("number" in str(argument.type) for argument in overload._schema.arguments if not argument.kwarg_only):
+        return overload
+    wanted = getattr(overload.overloadpacket, names.get(str(overload._overloadname), ""), None)
+    if isinstance(wanted, torch._ops.OpOverload) and len(wanted._schema.arguments) == len(overload._schema.arguments):
+        return wanted
+    return overload
+
+
 def _mutating(overload: torch._ops.OpOverload, operation: Operation, context: Context) -> list[Call]:
-    """An operator that writes its own arguments; an elementwise one through its out-form, which takes 0-d tensors."""
-    if is_elementwise(operation.operator):
-        plain = getattr(torch.ops.aten, base_name(operation.operator), None)
-        functional = getattr(plain, overload._overloadname, None)
-        out_form = find_out_form(_tensor_form(functional)) if functional is not None else None
-        if out_form is not None:
-            positional, keywords = arguments(out_form, operation, context)
-            return [partial(out_form, *positional, **keywords, out=context.outputs(operation)[0])]
+    """An operator that writes its own arguments."""
     positional, keywords = arguments(overload, operation, context)
     read = set(operation.reads)
     fresh = [index for index in operation.outputs if index is not None and index not in read]
@@ -133,16 +137,7 @@ def _mutating(overload: torch._ops.OpOverload, operation: Operation, context: Co
     return [call]
 
 
-def _tensor_form(overload: torch._ops.OpOverload) -> torch._ops.OpOverload:
-    """``mul.Scalar`` → ``mul.Tensor``: the same operator, with an out-form that allocates nothing."""
-    if overload._overloadname == "Scalar":
-        tensor = getattr(overload.overloadpacket, "Tensor", None)
-        if tensor is not None:
-            return tensor  # type: ignore[no-any-return]
-    return overload
-
-
-def _copying(overload: torch._ops.OpOverload, operation: Operation, context: Context) -> Call:
+def copying(overload: torch._ops.OpOverload, operation: Operation, context: Context) -> Call:
     """Call the functional form and copy its results into the arena; listed in the plan as unplanned."""
     positional, keywords = arguments(overload, operation, context)
 
@@ -156,56 +151,22 @@ def _copying(overload: torch._ops.OpOverload, operation: Operation, context: Con
     return call
 
 
-def _bind_masked_fill(operation: Operation, context: Context) -> list[Call]:
-    """``out[i] = value where mask[i] else self[i]``; in place if the output is the input."""
+def bind_elementwise(operation: Operation, context: Context) -> list[Call]:
+    """Any operator on elements, in place or not, with its numbers as tensors made once; computed in the operands' dtype.
+
+    The output may be any operand of the same layout.
+    """
     (output,) = context.outputs(operation)
-    source, mask = (context.tensor(argument) for argument in operation.arguments[:2])
-    value = context.value(operation.arguments[2])
-    calls: list[Call] = []
-    if operation.arguments[0] != TensorRef(operation.outputs[0] or 0) and not _same_place(source, output):
-        calls.append(partial(output.copy_, source))
-    return [*calls, partial(output.masked_fill_, mask, value)]
-
-
-def _same_place(one: torch.Tensor, two: torch.Tensor) -> bool:
-    return one.data_ptr() == two.data_ptr() and one.stride() == two.stride()
-
-
-def _bind_scalar_form(operation: Operation, context: Context) -> list[Call]:
-    """``add/sub/mul/div`` with a number: its tensor form with the number as a 0-d tensor made once."""
-    overload = _tensor_form(resolve(operation))
-    out_form = find_out_form(overload)
-    if overload._schema.is_mutable or out_form is None or str(overload._overloadname) not in ("Tensor", "Tensor_mode"):
-        return (
-            _mutating(overload, operation, context)
-            if overload._schema.is_mutable
-            else [_copying(overload, operation, context)]
-        )
-    positional, keywords = arguments(out_form, operation, context)
-    return [partial(out_form, *positional, **keywords, out=context.outputs(operation)[0])]
-
-
-def _bind_mean(operation: Operation, context: Context) -> list[Call]:
-    """``mean`` over dimensions: the sum, then one division in place (ATen's own makes a tensor of the divisor)."""
+    if output.numel() == 0:
+        return []
     overload = resolve(operation)
-    (output,) = context.outputs(operation)
-    source = context.value(operation.arguments[0])
-    if overload._overloadname != "dim" or not isinstance(source, torch.Tensor) or not source.is_floating_point():
-        return [_copying(overload, operation, context)]
-    dims = context.value(operation.arguments[1]) if len(operation.arguments) > 1 else None
-    keep = bool(operation.arguments[2]) if len(operation.arguments) > 2 else False
-    count = scalar(source.numel() / max(output.numel(), 1), output.dtype, context)
-    return [
-        partial(torch.ops.aten.sum.IntList_out, source, dims, keep, out=output),
-        partial(torch.ops.aten.div.out, output, count, out=output),
-    ]
-
-
-_SPECIAL = {
-    "masked_fill": _bind_masked_fill,
-    "mul": _bind_scalar_form,
-    "div": _bind_scalar_form,
-    "add": _bind_scalar_form,
-    "sub": _bind_scalar_form,
-    "mean": _bind_mean,
-}
+    if overload._schema.is_mutable:
+        plain = getattr(torch.ops.aten, base_name(operation.operator))
+        overload = getattr(plain, str(overload._overloadname))
+    overload = tensor_form(overload)
+    out_form = find_out_form(overload)
+    if out_form is None:
+        raise UnknownOperatorError(operation.operator, operation.name)
+    (name,) = (argument.name for argument in out_form._schema.arguments if argument.is_out)
+    positional, keywords = arguments(out_form, operation, context)
+    return [partial(out_form, *positional, **keywords, **{name: output})]

@@ -1,0 +1,50 @@
+"""Dense operands made explicit: where a kernel takes contiguous tensors only, a planned copy makes them so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.graph import Graph, Operation, Role, TensorRef, dense_strides, substitute
+from planner.operators import COPY, needs_dense
+from planner.rewrite.program import Program
+
+
+def dense_operands(graph: Graph) -> Graph:
+    """The graph in which such operators read and write contiguous tensors; results that lie otherwise are copied there."""
+    program = Program(graph)
+    operations: list[Operation] = []
+    for operation in program.operations:
+        operations += _densified(program, operation) if needs_dense(operation.operator) else [operation]
+    program.operations = operations
+    return program.close()
+
+
+def _densified(program: Program, operation: Operation) -> list[Operation]:
+    before: list[Operation] = []
+    after: list[Operation] = []
+    twins: dict[int, int] = {}
+    for index in operation.reads + operation.writes:
+        tensor = program.tensors[index]
+        if tensor.is_contiguous or index in twins:
+            continue
+        storage = program.new_storage(f"{tensor.name}.dense", tensor.numel * tensor.itemsize, Role.TEMPORARY)
+        strides = dense_strides(tensor.shape)
+        twins[index] = program.view(f"{tensor.name}.dense", storage, 0, tensor.shape, strides, tensor.dtype)
+        number = len(before) + len(after)
+        if index in operation.reads:
+            before.append(_copy(operation, index, twins[index], f"dense{number}"))
+        if index in operation.writes:
+            after.append(_copy(operation, twins[index], index, f"spread{number}"))
+    if not twins:
+        return [operation]
+    changed = replace(
+        operation,
+        arguments=tuple(substitute(argument, lambda index: twins.get(index, index)) for argument in operation.arguments),
+        outputs=tuple(None if index is None else twins.get(index, index) for index in operation.outputs),
+    )
+    return [*before, changed, *after]
+
+
+def _copy(operation: Operation, source: int, destination: int, suffix: str) -> Operation:
+    name = f"{operation.name}.{suffix}"
+    return Operation(name, COPY, (TensorRef(source),), (), (destination,), (), operation.source)

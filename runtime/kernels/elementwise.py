@@ -1,0 +1,71 @@
+"""Operators on elements whose ATen out-form is missing or allocates: the same function by another operator."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from planner.graph import Operation
+from runtime.kernels.aten import bind_elementwise, scalar
+from runtime.kernels.binding import Call, Context
+
+
+def bind_masked_fill(operation: Operation, context: Context) -> list[Call]:
+    """``out[i] = value where mask[i] else self[i]``; the output may be self."""
+    (output,) = context.outputs(operation)
+    source, mask, value = (context.value(argument) for argument in operation.arguments[:3])
+    if output.numel() == 0:
+        return []
+    if not isinstance(value, torch.Tensor):
+        value = scalar(value, output.dtype, context)  # type: ignore[arg-type]
+    return [partial(torch.ops.aten.where.self_out, mask, value, source, out=output)]
+
+
+def bind_relu(operation: Operation, context: Context) -> list[Call]:
+    """``max(x, 0)``, as ATen computes it; the output may be the input."""
+    (output,) = context.outputs(operation)
+    zero = scalar(0, output.dtype, context)
+    source = context.value(operation.arguments[0])
+    return [partial(torch.ops.aten.clamp_min.Tensor_out, source, zero, out=output)] if output.numel() else []
+
+
+def bind_rsub(operation: Operation, context: Context) -> list[Call]:
+    """``other − alpha · self``; the output may be either."""
+    (output,) = context.outputs(operation)
+    source, other = (context.value(argument) for argument in operation.arguments[:2])
+    if not isinstance(other, torch.Tensor):
+        other = scalar(other, output.dtype, context)  # type: ignore[arg-type]
+    alpha = dict(operation.keywords).get("alpha", 1)
+    if len(operation.arguments) > 2:
+        alpha = operation.arguments[2]
+    return [partial(torch.ops.aten.sub.out, other, source, alpha=alpha, out=output)] if output.numel() else []
+
+
+def bind_square(operation: Operation, context: Context) -> list[Call]:
+    """``x · x``; the output may be the input."""
+    (output,) = context.outputs(operation)
+    source = context.value(operation.arguments[0])
+    return [partial(torch.ops.aten.mul.out, source, source, out=output)] if output.numel() else []
+
+
+def bind_power(operation: Operation, context: Context) -> list[Call]:
+    """``x ** y``; a number raised to a tensor goes through a tensor of that number made once."""
+    if not operation.operator.endswith(".Scalar"):
+        return bind_elementwise(operation, context)
+    (output,) = context.outputs(operation)
+    base, exponent = (context.value(argument) for argument in operation.arguments)
+    base = scalar(base, output.dtype, context)  # type: ignore[arg-type]
+    return [partial(torch.ops.aten.pow.Tensor_Tensor_out, base, exponent, out=output)] if output.numel() else []
+
+
+def bind_where(operation: Operation, context: Context) -> list[Call]:
+    """``a where condition else b``; numbers are tensors made once; the output may be a or b."""
+    (output,) = context.outputs(operation)
+    condition = context.value(operation.arguments[0])
+    chosen = [context.value(argument) for argument in operation.arguments[1:]]
+    one, two = (
+        item if isinstance(item, torch.Tensor) else scalar(item, output.dtype, context)  # type: ignore[arg-type]
+        for item in chosen
+    )
+    return [partial(torch.ops.aten.where.self_out, condition, one, two, out=output)] if output.numel() else []

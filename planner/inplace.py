@@ -16,6 +16,14 @@ def permanent_storages(graph: Graph, *, donate: bool) -> frozenset[int]:
     )
 
 
+def permanent_order(graph: Graph, *, donate: bool) -> tuple[int, ...]:
+    """Permanent storages in the order they lie in: states, then parameter gradients, then the rest."""
+    permanent = permanent_storages(graph, donate=donate)
+    ports = graph.states + graph.gradients
+    named = [graph.tensors[port.tensor].storage for port in ports if port.tensor is not None]
+    return tuple(dict.fromkeys([index for index in named if index in permanent] + sorted(permanent)))
+
+
 def result_storages(graph: Graph) -> frozenset[int]:
     """Storages somebody reads after the last step."""
     return frozenset(graph.tensors[port.tensor].storage for port in graph.results if port.tensor is not None)

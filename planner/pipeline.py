@@ -12,6 +12,7 @@ from planner.budget import parse_nbytes
 from planner.colouring import colour
 from planner.errors import CapacityError, ShapeError, StrategyError
 from planner.graph import Graph
+from planner.inplace import permanent_order
 from planner.lifetimes import Span, chains, lifetimes, spans
 from planner.operators import MATMUL, unplanned_nbytes
 from planner.plan import Formula, Placement, Plan, Unplanned, padded
@@ -92,11 +93,7 @@ def plan(
         if best is not None and best[1].peak_nbytes <= variant.lower_bound_nbytes:
             break
         say(f"colouring {variant.strategy}: {len(variant.found)} storages")
-        colouring = colour(
-            Problem(lifetimes(variant.graph, variant.found, alignment=alignment)),
-            time_limit=time_limit,
-            progress=progress,
-        )
+        colouring = _coloured(variant, alignment, donate, max(started + time_limit - time.perf_counter(), 0.1), progress)
         if best is None or colouring.peak_nbytes < best[1].peak_nbytes:
             best = variant, colouring
     if best is None:
@@ -106,6 +103,39 @@ def plan(
         raise _over_budget(finished, capacity)
     verify(finished, graph)
     return replace(finished, plan_seconds=time.perf_counter() - started)
+
+
+def _coloured(
+    variant: _Variant, alignment: int, donate: bool, time_limit: float, progress: Progress | None
+) -> Colouring:
+    """Offsets for every chain: permanent storages first, in a row, as they are never out of anyone's way.
+
+    Parameters come first, in the module's order, then their gradients in the same order: one contiguous workspace
+    each, at offsets that do not depend on the shapes of the inputs.
+    """
+    everything = lifetimes(variant.graph, variant.found, alignment=alignment)
+    groups = chains(variant.found)
+    place = {chain[0]: position for position, chain in enumerate(groups)}
+    offsets = [0] * len(groups)
+    base = 0
+    permanent = permanent_order(variant.graph, donate=donate)
+    for storage in permanent:
+        offsets[place[storage]] = base
+        base += everything[place[storage]].nbytes
+    placed = frozenset(permanent)
+    rest = [position for position, chain in enumerate(groups) if chain[0] not in placed]
+    problem = Problem(tuple(everything[position] for position in rest))
+    found = colour(problem, time_limit=time_limit, progress=progress)
+    if found.interrupted:
+        raise KeyboardInterrupt
+    for position, offset in zip(rest, found.offsets, strict=True):
+        offsets[position] = base + offset
+    return replace(
+        found,
+        offsets=tuple(offsets),
+        peak_nbytes=base + found.peak_nbytes,
+        lower_bound_nbytes=base + found.lower_bound_nbytes,
+    )
 
 
 def _check_options(alignment: int, strategy: str, slices: int | None) -> None:

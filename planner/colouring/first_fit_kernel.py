@@ -50,6 +50,7 @@ def place(
                     slots[lists] = slot
                     cursor[lists] = slot * room
                     lists += 1
+            steps += 16 * near
             step = 1
             while step < near // 3:
                 step = 3 * step + 1

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 SLICE = 2000
 """Items placed between two looks at the clock."""
 
-EVENTS_IN_BUCKET, LARGEST_BUCKETS = 200, 4000
+EVENTS_IN_BUCKET, LARGEST_BUCKETS = 200, 300
 """Births and deaths in a bucket of time, looked at one by one, and how many buckets there may be."""
 
-FIRST_ROOM = 256
-"""Ranges a bucket's list has room for; doubled when one is full."""
+FIRST_ROOM = 2048
+"""Ranges a bucket's list has room for; four times as many when one is full."""
 
 WORK, WORK_PER_ITEM = 120_000_000, 10_000
 """Steps allowed under a limit of ten seconds, in all and for each item; a core makes some 200 million a second."""
@@ -91,7 +91,7 @@ class LargeFirstFit:
             self.work += int(counts[STEPS])
             counts[STEPS] = 0
             if counts[OVERFLOW]:
-                self._room *= 2
+                self._room *= 4
                 return self.run(order, limit, deadline, tick)
             if reached < stop or time.monotonic() > deadline:
                 return None

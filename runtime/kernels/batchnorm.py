@@ -59,17 +59,17 @@ def bind_batch_norm(operation: Operation, context: Context) -> list[Call]:
     planes, lines = (context.views[index] for index in operation.workspaces)
     x, y = _channels(source), _channels(result)
     real = torch.float64 if x.dtype == torch.float64 else torch.float32
-    wide_sum, invstd, spare = (line.view(1, -1, 1) for line in lines[:3])
-    mean, squares, scale, shift = (line.view(real)[: x.shape[1]].view(1, -1, 1) for line in lines[3:7])
+    wide_sum, invstd = (line.view(1, -1, 1) for line in lines[:2])
+    mean, squares, scale, shift, spare = (line.view(real)[: x.shape[1]].view(1, -1, 1) for line in lines[2:7])
     epsilon = scalar(eps, torch.float64, context)  # type: ignore[arg-type]
     calls: list[Call] = []
     if training:
         calls += _batch_statistics(x, planes, wide_sum, mean, squares, context)
         numel = x.shape[0] * x.shape[2]
         calls += [
-            *_running(running_mean, mean, wide_sum, spare, momentum),
+            *_running(running_mean, mean, shift, spare, momentum),
             partial(_ATEN.div.out, squares, scalar(max(numel - 1, 1), real, context), out=scale),
-            *_running(running_var, scale, wide_sum, spare, momentum),
+            *_running(running_var, scale, shift, spare, momentum),
             partial(_ATEN.div.out, squares, scalar(numel, real, context), out=squares),
             partial(invstd.copy_, squares),
         ]
@@ -137,17 +137,17 @@ def _batch_statistics(
 
 
 def _running(
-    running: torch.Tensor | None, value: torch.Tensor, wide: torch.Tensor, kept: torch.Tensor, momentum: object
+    running: torch.Tensor | None, value: torch.Tensor, kept: torch.Tensor, moved: torch.Tensor, momentum: object
 ) -> list[Call]:
-    """``running = momentum · value + (1 − momentum) · running``, in float64."""
+    """``running = momentum · value + (1 − momentum) · running``, each product rounded, as ATen does."""
     if running is None or not isinstance(momentum, (int, float)):
         return []
-    keep = torch.tensor(1 - momentum, dtype=torch.float64)
+    rate = torch.tensor(momentum, dtype=value.dtype)
     return [
-        partial(wide.copy_, value),
         partial(kept.copy_, running.view_as(kept)),
-        partial(_ATEN.mul.out, kept, keep, out=kept),
-        partial(_ATEN.add.out, kept, wide, alpha=momentum, out=kept),
+        partial(_ATEN.mul.out, kept, 1 - rate, out=kept),
+        partial(_ATEN.mul.out, value, rate, out=moved),
+        partial(_ATEN.add.out, moved, kept, out=kept),
         partial(running.copy_, kept.view(-1)),
     ]
 

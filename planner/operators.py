@@ -118,7 +118,9 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
         "native_layer_norm": Facts(dense=True, overwrites=frozenset({0}), note="sums and norms of rows"),
         "native_layer_norm_backward": Facts(dense=True, overwrites=frozenset({0, 1}), note="chunks of rows"),
         "native_batch_norm": Facts(dense=True, overwrites=frozenset({0}), note="channel by channel in float64"),
-        "native_batch_norm_backward": Facts(dense=True, overwrites=frozenset({0, 1}), note="channel by channel in float64"),
+        "native_batch_norm_backward": Facts(
+            dense=True, overwrites=frozenset({0, 1}), note="channel by channel in float64"
+        ),
         "max_pool2d_with_indices": _DENSE,
         "max_pool2d_with_indices_backward": _DENSE,
         "avg_pool2d": _DENSE,

@@ -93,7 +93,9 @@ def plan(
         if best is not None and best[1].peak_nbytes <= variant.lower_bound_nbytes:
             break
         say(f"colouring {variant.strategy}: {len(variant.found)} storages")
-        colouring = _coloured(variant, alignment, donate, max(started + time_limit - time.perf_counter(), 0.1), progress)
+        colouring = _coloured(
+            variant, alignment, donate, max(started + time_limit - time.perf_counter(), 0.1), progress
+        )
         if best is None or colouring.peak_nbytes < best[1].peak_nbytes:
             best = variant, colouring
     if best is None:

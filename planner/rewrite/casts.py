@@ -109,7 +109,9 @@ def _is_number(dtype: str) -> bool:
 def _twin(program: Program, index: int, dtype: str) -> tuple[int, int, int]:
     """The original and a new dense tensor in another dtype, both without repetition, and the new one repeated alike."""
     tensor = program.tensors[index]
-    shape = tuple(min(size, 1) if stride == 0 else size for size, stride in zip(tensor.shape, tensor.strides, strict=True))
+    shape = tuple(
+        min(size, 1) if stride == 0 else size for size, stride in zip(tensor.shape, tensor.strides, strict=True)
+    )
     strides = dense_strides(shape)
     storage = program.new_storage(f"{tensor.name}.{dtype}", prod(shape) * ITEMSIZE[dtype], Role.TEMPORARY)
     narrow = program.view(tensor.name, tensor.storage, tensor.offset, shape, tensor.strides, tensor.dtype)
@@ -121,4 +123,3 @@ def _twin(program: Program, index: int, dtype: str) -> tuple[int, int, int]:
 def _copy(operation: Operation, source: int, destination: int, suffix: str) -> Operation:
     arguments: tuple[Argument, ...] = (TensorRef(source),)
     return Operation(f"{operation.name}.{suffix}", COPY, arguments, (), (destination,), (), operation.source)
-

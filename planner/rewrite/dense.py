@@ -39,7 +39,9 @@ def _densified(program: Program, operation: Operation) -> list[Operation]:
         return [operation]
     changed = replace(
         operation,
-        arguments=tuple(substitute(argument, lambda index: twins.get(index, index)) for argument in operation.arguments),
+        arguments=tuple(
+            substitute(argument, lambda index: twins.get(index, index)) for argument in operation.arguments
+        ),
         outputs=tuple(None if index is None else twins.get(index, index) for index in operation.outputs),
     )
     return [*before, changed, *after]

@@ -16,11 +16,48 @@ def elide_copies(graph: Graph, kept: frozenset[str] = frozenset()) -> Graph:
     First readers are pointed at a copy's source; then writers at a copy's destination, which also writes the pieces
     of a concatenation straight into it. Results do not change by a bit: only where elements lie does.
     """
-    program = Program(graph)
+    program = _Indexed(graph)
+    copies = [p for p, o in enumerate(graph.operations) if o.operator == COPY and o.name not in kept]
     for attempt in (_read_source, _write_destination):
-        for name in [o.name for o in program.operations if o.operator == COPY and o.name not in kept]:
-            attempt(program, next(p for p, o in enumerate(program.operations) if o.name == name))
+        for position in copies:
+            if position not in program.removed:
+                attempt(program, position)
+    program.operations = [o for p, o in enumerate(program.operations) if p not in program.removed]
     return program.close()
+
+
+class _Indexed(Program):
+    """A program that knows which operations touch a storage; removed operations keep their positions."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph)
+        self.removed: set[int] = set()
+        self._users: dict[int, set[int]] = {}
+        for position in range(len(self.operations)):
+            self._enter(position)
+
+    def _enter(self, position: int) -> None:
+        operation = self.operations[position]
+        for index in operation.reads + operation.writes:
+            self._users.setdefault(self.storage_of(index), set()).add(position)
+
+    def touching(self, storage: int) -> list[int]:
+        """Positions of the operations that read or write a storage, ascending."""
+        return sorted(self._users.get(storage, ()))
+
+    def change(self, position: int, operation: Operation) -> None:
+        """Put another operation in the place of one."""
+        self.remove(position)
+        self.removed.discard(position)
+        self.operations[position] = operation
+        self._enter(position)
+
+    def remove(self, position: int) -> None:
+        """Take an operation out."""
+        operation = self.operations[position]
+        for index in operation.reads + operation.writes:
+            self._users[self.storage_of(index)].discard(position)
+        self.removed.add(position)
 
 
 def removable_copies(before: Graph, after: Graph) -> tuple[str, ...]:
@@ -36,7 +73,7 @@ def _copied(operation: Operation) -> tuple[int, int] | None:
     return argument.tensor, output
 
 
-def _read_source(program: Program, position: int) -> None:
+def _read_source(program: _Indexed, position: int) -> None:
     """Point the readers of a copy's result at its source, if all can read it there."""
     pair = _copied(program.operations[position])
     if pair is None:
@@ -51,17 +88,18 @@ def _read_source(program: Program, position: int) -> None:
         return
     readers = [p for p in touching if p != position]
     last = max(readers, default=position)
-    if any(program.writes_storage(program.operations[p], origin) for p in range(position + 1, last + 1)):
+    between = [p for p in program.touching(origin) if position < p <= last]
+    if any(program.writes_storage(program.operations[p], origin) for p in between):
         return
     changed = _moved(program, readers, storage, program.tensors[result], program.tensors[source])
     if changed is None:
         return
     for p, operation in changed.items():
-        program.operations[p] = operation
-    del program.operations[position]
+        program.change(p, operation)
+    program.remove(position)
 
 
-def _write_destination(program: Program, position: int) -> None:
+def _write_destination(program: _Indexed, position: int) -> None:
     """Let whoever writes a copy's source write its destination instead, if everyone who touches the source can."""
     pair = _copied(program.operations[position])
     if pair is None:
@@ -79,21 +117,18 @@ def _write_destination(program: Program, position: int) -> None:
     if changed is None:
         return
     for p, operation in changed.items():
-        program.operations[p] = operation
-    del program.operations[position]
+        program.change(p, operation)
+    program.remove(position)
 
 
-def _undisturbed(program: Program, destination: Tensor, first: int, last: int, copy: int) -> bool:
-    """Whether nothing else touches the destination's bytes from ``first`` to ``last``, and nobody needs them before.
-
-    A fill of the whole destination just before the copy may be moved ahead of ``first``; it is.
-    """
+def _undisturbed(program: _Indexed, destination: Tensor, first: int, last: int, copy: int) -> bool:
+    """Whether nothing else touches the destination's bytes from ``first`` to ``last``."""
     target = destination.storage
     if program.storages[target].role in FILLED_ROLES:
         return False
-    for p in range(first, last + 1):
+    for p in program.touching(target):
         operation = program.operations[p]
-        if p == copy:
+        if p == copy or not first <= p <= last:
             continue
         for index in operation.reads + operation.writes:
             tensor = program.tensors[index]

@@ -192,6 +192,7 @@ def _refused(cause: str, remedy: str) -> Lowering:
 
 _RESIZED = _refused("it changes the size of a storage", "allocate the final size instead")
 
+
 def _pad(builder: Builder, node: torch.fx.Node) -> bool:
     """A fill, then a copy into the middle; negative padding cuts the source first."""
     source, padding = _source(builder, node.args[0]), node.args[1]
@@ -232,7 +233,9 @@ def _repeat(builder: Builder, node: torch.fx.Node) -> bool:
         return True
     read = tuple(part for stride in strides for part in (0, stride))
     write = tuple(
-        part for stride, size in zip(dense_strides(result.shape), sizes, strict=True) for part in (stride * size, stride)
+        part
+        for stride, size in zip(dense_strides(result.shape), sizes, strict=True)
+        for part in (stride * size, stride)
     )
     repeated = builder.view(tensor.name, tensor.storage, tensor.offset, shape, read, tensor.dtype)
     builder.copy(node, repeated, builder.view(result.name, result.storage, result.offset, shape, write, result.dtype))

@@ -110,8 +110,9 @@ class LargeFirstFit:
         weight = size.astype(np.float64) * self.conflicts
         # The share of the bound that is alive at an item's heaviest moment: where that is large, room is scarce.
         crowd = np.array(heaviest_moments(self.instance), dtype=np.int64)
-        tenths = -(crowd * 1000 // self.instance.bound)
-        hundredths = -(crowd * 100 // self.instance.bound)
+        bound = max(1, self.instance.bound)
+        tenths = -(crowd * 1000 // bound)
+        hundredths = -(crowd * 100 // bound)
         yield "size", np.lexsort((birth, -span, -size))
         yield "conflicts x size", np.lexsort((birth, -size, -weight))
         yield "crowd in 1000, area", np.lexsort((birth, -size, -area, tenths))

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from planner.colouring.backend import SAFE_TOTAL, Backend, compiled, interpreted
 from planner.colouring.best import Best
 from planner.colouring.exact import Decider
-from planner.colouring.instance import Instance
-from planner.colouring.search import Layout
+from planner.colouring.instance import Instance, instances
+from planner.colouring.search import Layout, Search
 from planner.colouring.search_kernel import EXHAUSTED, SOLVED
 from planner.colouring.sweep import sweep
+from planner.problem import Lifetime, Problem
 
 LARGEST_SEARCHED = 3000
 """Items beyond which the search is not tried: its arrays grow with the square, and its depth with the count."""
@@ -43,18 +44,20 @@ def minimise(
     tick: Callable[[], None],
     *,
     give_up: bool = False,
-) -> None:
+) -> float:
     """Lower the peak of one component towards ``goal_nbytes``; what is found is kept in ``part`` as it is found.
 
-    With ``give_up``, stop soon after the goal is refuted.
+    With ``give_up``, stop soon after the goal is refuted. Returns the seconds that went into loading or compiling the
+    search, which no time limit counts: they come once, and would leave nothing to a limit set for searching.
     """
+    loading = 0.0
     instance = part.instance
-    if len(instance) > LARGEST_SEARCHED or part.done(goal_nbytes):
-        return
+    if len(instance) > LARGEST_SEARCHED or part.done(goal_nbytes) or time.monotonic() > deadline:
+        return loading
     if len(instance) > TINY:
         _sweep(part, goal_nbytes, deadline, tick)
         if part.done(goal_nbytes):
-            return
+            return loading
     deciders = _deciders(instance, interpreted())
     if len(instance) <= TINY:
         for _ in range(TINY_ROUNDS):
@@ -62,17 +65,29 @@ def minimise(
     else:
         _round(part, *deciders, goal_nbytes, SMALL_NODES, deadline, tick)
     if part.done(goal_nbytes) or time_limit < WORTH_COMPILING_SECONDS or not _fits_64_bits(part):
-        return
+        return loading
+    start = time.monotonic()
     backend: Backend | None = compiled()
     if backend is None:
-        return
+        return loading
+    _warm_up(backend)
+    loading = time.monotonic() - start
+    deadline += loading
     deciders = _deciders(instance, backend)
     nodes = FIRST_ROUND_NODES
     while not part.done(goal_nbytes) and time.monotonic() < deadline:
         if give_up and part.floor * instance.unit > goal_nbytes:
-            return
+            return loading
         _round(part, *deciders, goal_nbytes, nodes, deadline, tick)
         nodes *= 2
+    return loading
+
+
+def _warm_up(backend: Backend) -> None:
+    """Make sure the search is loaded or compiled."""
+    nothing = Lifetime("warm up", 1, 0, 1)
+    (instance,) = instances(Problem((nothing,)))
+    Search(Layout(instance), [0], (1, 0), 1, backend).advance(1)
 
 
 def _sweep(part: Best, goal_nbytes: int, deadline: float, tick: Callable[[], None]) -> None:

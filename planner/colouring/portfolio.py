@@ -54,7 +54,7 @@ def colour(problem: Problem, *, time_limit: float = 10.0, progress: Callable[[st
         for position, part in enumerate(hard):
             now = time.monotonic()
             share = now + (deadline - now) / (len(hard) - position)
-            minimise(part, target, share, time_limit, report, give_up=capacity is not None)
+            deadline += minimise(part, target, share, time_limit, report, give_up=capacity is not None)
             if capacity is None:
                 target = max(target, min(part.peak_nbytes, part.floor * part.instance.unit))
     except KeyboardInterrupt:
@@ -78,7 +78,7 @@ class _Reporter:
             return
         self._next = time.monotonic() + 1.0
         peak = max(part.peak_nbytes for part in self._parts)
-        bound = max(part.instance.bound * part.instance.unit for part in self._parts)
+        bound = max(1, *(part.instance.bound * part.instance.unit for part in self._parts))
         self._progress(f"peak {peak} bytes, {peak / bound - 1:.2%} above the lower bound")
 
 

@@ -10,13 +10,16 @@ from planner.colouring.best import Best
 from planner.colouring.first_fit import first_fit
 from planner.colouring.instance import Instance, instances, zero_offset
 from planner.colouring.large import LargeFirstFit, large_first_fit, large_portfolio, large_start
-from planner.colouring.minimise import minimise
+from planner.colouring.minimise import WORTH_COMPILING_SECONDS, minimise
 from planner.colouring.orders import orders
 from planner.errors import CapacityError
 from planner.problem import Colouring, Problem, check_problem
 
 SMALL = 1500
 """Items up to which interpreted first fit takes less time than loading the compiled one."""
+
+WORTH_REPAIRING = 500
+"""Items from which a hard component gets the repairs of compiled first fit before the search."""
 
 
 def colour(problem: Problem, *, time_limit: float = 10.0, progress: Callable[[str], None] | None = None) -> Colouring:
@@ -54,6 +57,10 @@ def colour(problem: Problem, *, time_limit: float = 10.0, progress: Callable[[st
         for position, part in enumerate(hard):
             now = time.monotonic()
             share = now + (deadline - now) / (len(hard) - position)
+            if WORTH_REPAIRING < len(part.instance) <= SMALL and time_limit >= WORTH_COMPILING_SECONDS:
+                repairer = large_first_fit(part.instance)
+                if repairer is not None:
+                    large_portfolio(part, repairer, target, time_limit, share, report)
             deadline += minimise(part, target, share, time_limit, report, give_up=capacity is not None)
             if capacity is None:
                 target = max(target, min(part.peak_nbytes, part.floor * part.instance.unit))

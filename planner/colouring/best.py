@@ -12,7 +12,8 @@ class Best:
     """A packing of an instance, replaced whenever a better one is offered.
 
     Attributes:
-        floor: units that no packing can go below: the bound, raised by what was refuted.
+        floor: units that no search can go below: the bound, raised by what was refuted (for ragged groups, of their
+            hulls only).
     """
 
     instance: Instance
@@ -29,6 +30,11 @@ class Best:
     def peak_nbytes(self) -> int:
         """The peak in bytes."""
         return self.peak * self.instance.unit
+
+    @property
+    def proved_floor(self) -> int:
+        """Units that no packing can go below."""
+        return self.instance.bound if self.instance.ragged else self.floor
 
     def done(self, goal_nbytes: int) -> bool:
         """Whether nothing lower is wanted or possible."""

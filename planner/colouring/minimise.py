@@ -140,7 +140,7 @@ def _decide(part: Best, decider: Decider, target: int, nodes: int, deadline: flo
     verdict = decider.decide(target, nodes, deadline, tick)
     if verdict.outcome == SOLVED and verdict.offsets is not None:
         part.offer(verdict.offsets, "branch and bound")
-    elif verdict.outcome == EXHAUSTED and not part.instance.ragged:
+    elif verdict.outcome == EXHAUSTED:
         part.floor = max(part.floor, target + 1)
 
 

@@ -118,14 +118,14 @@ def _colouring(problem: Problem, parts: list[Best], bound: int, interrupted: boo
         peak_nbytes=peak,
         lower_bound_nbytes=bound,
         algorithm=highest[0].algorithm if highest else "nothing to place",
-        proved_optimal=peak == bound or any(part.peak <= part.floor for part in highest),
+        proved_optimal=peak == bound or any(part.peak <= part.proved_floor for part in highest),
         interrupted=interrupted,
     )
 
 
 def _refuted(parts: list[Best], capacity: int) -> bool:
     """Whether some component is proved not to fit."""
-    return any(part.floor * part.instance.unit > capacity for part in parts)
+    return any(part.proved_floor * part.instance.unit > capacity for part in parts)
 
 
 def _too_large(problem: Problem, needed: int, *, proved: bool) -> CapacityError:

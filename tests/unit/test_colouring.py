@@ -65,6 +65,20 @@ def test_a_group_of_unequal_lifetimes_shares_its_holes() -> None:
     assert colouring.peak_nbytes == 8
 
 
+def test_a_group_its_hull_keeps_from_the_bound_does_not_use_up_the_time() -> None:
+    problem = Problem(
+        (
+            Lifetime("a", 2, 0, 2, group="g"),
+            Lifetime("b", 2, 4, 9, group="g"),
+            Lifetime("p", 1, 0, 2, offset=1),
+            Lifetime("c", 4, 3, 6),
+            Lifetime("d", 3, 0, 4),
+        )
+    )
+    # Nothing is left to search once the hulls are refuted; were it searched on, this would take half a minute.
+    assert faults(problem, colour(problem, time_limit=30.0)) == []
+
+
 def test_a_pinned_member_places_its_group() -> None:
     assert _colour(Lifetime("a", 4, 0, 2, group="g"), Lifetime("b", 4, 0, 2, offset=12, group="g")) == (8, 12)
 

@@ -21,7 +21,9 @@ from planner.rewrite.batches import split_batches
 from planner.rewrite.canonical import canonical
 from planner.rewrite.casts import add_casts
 from planner.rewrite.dense import dense_operands
+from planner.rewrite.dropout import mask_dropout
 from planner.rewrite.elision import elide_copies, removable_copies
+from planner.rewrite.recompute import recompute as recomputed
 from planner.rewrite.slicing import default_slices, find_region, slice_graph
 from planner.rewrite.workspaces import add_workspaces
 from planner.schedule import schedules
@@ -52,6 +54,7 @@ def plan(
     strategy: str = "auto",
     slices: int | None = None,
     donate: bool = True,
+    recompute: bool = True,
     time_limit: float = 10.0,
     progress: Progress | None = None,
 ) -> Plan:
@@ -65,6 +68,7 @@ def plan(
             rewritten or reordered), or ``"auto"``, the smallest arena of all.
         slices: (batch, head) slices in flight when sliced; by default as many as stay in cache.
         donate: whether saved activations, inputs and incoming gradients are free space once dead.
+        recompute: whether cheap operators may run again in the backward, where that lowers the peak.
         time_limit: seconds the packing may take at most.
         progress: called with a line of text at each stage.
 
@@ -81,7 +85,7 @@ def plan(
     capacity = None if budget is None else parse_nbytes(budget)
     base = dense_operands(add_casts(canonical(graph)))
     variants = sorted(
-        _variants(base, strategy, slices, alignment, donate, say),
+        _variants(base, strategy, slices, alignment, donate, say, again=recompute),
         key=lambda variant: (
             variant.lower_bound_nbytes,
             _PREFERENCE.index(variant.strategy),
@@ -150,13 +154,21 @@ def _check_options(alignment: int, strategy: str, slices: int | None) -> None:
 
 
 def _variants(
-    base: Graph, strategy: str, slices: int | None, alignment: int, donate: bool, say: Progress
+    base: Graph,
+    strategy: str,
+    slices: int | None,
+    alignment: int,
+    donate: bool,
+    say: Progress,
+    *,
+    again: bool,
 ) -> Iterator[_Variant]:
     if strategy in ("auto", "traced", "materialized"):
         yield _measured("traced", None, base, alignment, donate)
+    base = mask_dropout(base)
     if strategy in ("auto", "materialized"):
         say("rewriting and scheduling")
-        yield from _materialized(base, alignment, donate)
+        yield from _materialized(base, alignment, donate, again=again)
     if strategy in ("auto", "sliced"):
         elided = split_batches(elide_copies(base))
         region = find_region(elided)
@@ -171,9 +183,14 @@ def _variants(
                 yield _measured("sliced", min(count, prod(region.batch)), cut, alignment, donate)
 
 
-def _materialized(base: Graph, alignment: int, donate: bool) -> Iterator[_Variant]:
-    """All copies elided; then each copy that went put back, one after the other, while that lowers the peak."""
+def _materialized(base: Graph, alignment: int, donate: bool, *, again: bool) -> Iterator[_Variant]:
+    """All copies elided, and cheap operators recomputed; then copies put back while that lowers the peak."""
     kept: frozenset[str] = frozenset()
+    if again:
+        elided = elide_copies(base)
+        more = recomputed(elided)
+        if len(more.operations) > len(elided.operations):
+            yield from _ordered(more, alignment, donate)
     best = min(_ordered(elide_copies(base), alignment, donate), key=lambda variant: variant.lower_bound_nbytes)
     yield best
     yield from _ordered(base, alignment, donate)

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from planner import plan, trace
 from planner.graph import DONATED_ROLES, FILLED_ROLES, Role
 from planner.plan import Plan
+from planner.rewrite.canonical import canonical
+from planner.rewrite.dropout import mask_dropout
+from planner.rewrite.recompute import recompute
 from runtime import ArenaRuntime
-from tests.helpers import forward_equals_eager, joint_equals_eager
+from tests.helpers import forward_equals_eager, joint_equals_eager, same_tree
 
 Step = tuple[str, int, int]
 PURE = ("add", "mul", "sin", "softmax", "matmul", "cat", "stack", "sum", "transpose", "slice", "clone", "where", "relu")
@@ -57,6 +60,7 @@ _STEPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "add_": lambda a, b: a.add_(b.tanh()),
     "mul_": lambda a, _: a.mul_(0.5),
     "exp_": lambda a, _: (a * 0.1).exp_(),
+    "dropout": lambda a, _: torch.nn.functional.dropout(a, 0.4),
     "fill_part": _fill,
     "copy_part": _part,
 }
@@ -87,6 +91,35 @@ def test_joint_programs(steps: list[Step]) -> None:
 
     made = joint_equals_eager(lambda x, y: interpret(steps, x, y), leaves, steps=2)
     naive_check(made)
+
+
+@given(programs((*PURE, "dropout"), 9), st.integers(1, 4))
+@settings(max_examples=40, deadline=None)
+def test_recomputed_programs(steps: list[Step], gap: int) -> None:
+    """Whatever waits is recomputed, even the smallest tensors; dropout masks are those of the forward."""
+
+    def leaves(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = inputs(seed)
+        return x.requires_grad_(), y.requires_grad_()
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return interpret(steps, x, y)
+
+    graph = trace(program, leaves(0), mode="joint")
+    changed = recompute(mask_dropout(canonical(graph)), gap=gap, least_nbytes=0)
+    made = plan(changed, strategy="traced")
+    naive_check(made)
+    run = ArenaRuntime(made)
+    for step in range(2):
+        x, y = leaves(step)
+        torch.manual_seed(step)
+        expected = program(x, y)
+        incoming = [torch.ones_like(item) for item in expected]
+        gradients = torch.autograd.grad(expected, (x, y), incoming, allow_unused=True)
+        torch.manual_seed(step)
+        outputs, ours = run(x, y, *incoming, poison=True)
+        same_tree(outputs, expected, exact=False)
+        same_tree([ours["input.0"], ours["input.1"]], list(gradients), exact=False)
 
 
 @given(programs(PURE + MUTATING, 8), st.sampled_from((16, 64, 256)), st.booleans())

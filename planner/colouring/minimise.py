@@ -78,7 +78,11 @@ def minimise(
     while not part.done(goal_nbytes) and time.monotonic() < deadline:
         if give_up and part.floor * instance.unit > goal_nbytes:
             return loading
-        _round(part, *deciders, goal_nbytes, nodes, deadline, tick)
+        if give_up and nodes > FIRST_ROUND_NODES:  # what lies between tells only by how much the goal is missed
+            goal = max(goal_nbytes // instance.unit, part.floor)
+            _decide(part, deciders[0], goal, nodes, deadline, tick)
+        else:
+            _round(part, *deciders, goal_nbytes, nodes, deadline, tick)
         nodes *= 2
     return loading
 

@@ -55,6 +55,7 @@ class Facts:
         strided: reads and writes strided views without a copy of its own.
         dense: its operands and results must be contiguous; others are copied before and after, planned.
         overwrites: positions of the arguments that the output may be written onto (all of them if elementwise).
+        halves: allocates nothing in 16 bits either; otherwise its result in float32.
         note: how it is called, for the table in the documentation.
     """
 
@@ -62,6 +63,7 @@ class Facts:
     strided: bool = False
     dense: bool = False
     overwrites: frozenset[int] = frozenset()
+    halves: bool = True
     note: str = "out-form"
 
 
@@ -109,12 +111,13 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
         "nll_loss_forward": _DENSE,
         "nll_loss_backward": _DENSE,
         "mse_loss_backward": Facts(elementwise=True, strided=True),
-        "gather": _OUT,
+        "gather": Facts(halves=False),
         "index": _OUT,
         "index_select": _OUT,
         **dict.fromkeys(
-            ("index_add", "index_copy", "index_fill", "index_put", "scatter", "scatter_add"), Facts(note="in place")
+            ("index_add", "index_copy", "index_fill", "index_put"), Facts(note="in place")
         ),
+        **dict.fromkeys(("scatter", "scatter_add"), Facts(halves=False, note="in place")),
         "native_layer_norm": Facts(dense=True, overwrites=frozenset({0}), note="sums and norms of rows"),
         "native_layer_norm_backward": Facts(dense=True, overwrites=frozenset({0, 1}), note="chunks of rows"),
         "native_batch_norm": Facts(dense=True, overwrites=frozenset({0}), note="channel by channel in float64"),
@@ -201,16 +204,20 @@ def unplanned_nbytes(operation: Operation, tensors: Sequence[Tensor]) -> int:
     operands into blocks of channels.
     """
     outputs = [tensors[index] for index in operation.outputs if index is not None]
+    result_nbytes = sum(output.numel * output.itemsize for output in outputs)
     if operation.operator == MATMUL:
         return _tile_nbytes(operation, tensors) if outputs and outputs[0].dtype in HALF else 0
     if operation.operator.startswith("arenaplan."):
         return 0
-    if has_out_form(operation.operator) or (is_random(operation.operator) and is_mutating(operation)):
+    found = facts(operation.operator)
+    if found is not None:
+        in_half = any(output.dtype in HALF for output in outputs)
+        return 2 * result_nbytes if in_half and not found.halves else 0
+    if is_random(operation.operator) and is_mutating(operation):
         return 0
-    moved = outputs
     if base_name(operation.operator).startswith("convolution"):
-        moved = outputs * 2 + [tensors[index] for index in operation.reads]
-    return sum(tensor.numel * tensor.itemsize for tensor in moved)
+        return 2 * result_nbytes + sum(tensors[index].numel * tensors[index].itemsize for index in operation.reads)
+    return result_nbytes
 
 
 def is_mutating(operation: Operation) -> bool:

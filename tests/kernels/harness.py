@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from planner.graph import Argument, Dtype, Operation, Tensor, TensorRef, dense_strides
-from planner.operators import workspaces
+from planner.operators import unplanned_nbytes, workspaces
 from runtime.kernels import Context, bind
 from runtime.measure import allocations
 
@@ -65,10 +65,11 @@ class Bench:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of one operation, and how often it allocated when run again."""
+    """Results of one operation, bytes it allocated when run again, and bytes the facts say it does."""
 
     results: list[torch.Tensor]
-    calls: int
+    allocated_nbytes: int
+    unplanned_nbytes: int
 
 
 def perform(
@@ -141,4 +142,5 @@ def perform(
             raise AssertionError(f"{operator} wrote outside its tensors")
     results = [bench.views[index].clone() for index in outputs if index is not None]
     load()
-    return Outcome(results, allocations(run).calls if count else 0)
+    unplanned = unplanned_nbytes(operation, bench.tensors)
+    return Outcome(results, allocations(run).nbytes if count else unplanned, unplanned)

@@ -32,8 +32,9 @@ WORTH_COMPILING_SECONDS = 1.0
 THIN, SWEEP_NODES = 14, 30_000
 """Storages alive at once up to which the sweep gets so many nodes; where more are, it seldom finds anything."""
 
-BISECTIONS = 5
-"""Targets tried between the least possible and the best found, in one round."""
+BISECTIONS, TINY_BISECTIONS = 5, 64
+"""Targets tried between the least possible and the best found, in one round; for tiny components enough for
+any 64-bit range, as each takes next to nothing."""
 
 
 def minimise(
@@ -129,7 +130,7 @@ def _round(
     goal = max(goal_nbytes // part.instance.unit, part.floor)
     _decide(part, at_goal, goal, nodes, deadline, tick)
     low = max(goal + 1, part.floor)
-    for _ in range(BISECTIONS):
+    for _ in range(BISECTIONS if len(part.instance) > TINY else TINY_BISECTIONS):
         high = part.peak - 1
         if part.done(goal_nbytes) or low > high or time.monotonic() > deadline:
             return

@@ -2,5 +2,6 @@
 
 from runtime.arena import Arena
 from runtime.executor import ArenaRuntime
+from runtime.training import TrainingStep
 
-__all__ = ["Arena", "ArenaRuntime"]
+__all__ = ["Arena", "ArenaRuntime", "TrainingStep"]

@@ -25,17 +25,23 @@ class ArenaRuntime:
         device: where the arena lies.
         state: parameters and buffers by name, for a plan that has some and was loaded from a file; a plan made in
             this process knows the module's own.
+        arena: memory to run in, at least as large as the plan's arena and as strictly aligned; by default its own.
 
     What a call returns are views of the arena, valid until the next call.
     """
 
     def __init__(
-        self, plan: Plan, device: str | torch.device = "cpu", state: Mapping[str, torch.Tensor] | None = None
+        self,
+        plan: Plan,
+        device: str | torch.device = "cpu",
+        state: Mapping[str, torch.Tensor] | None = None,
+        *,
+        arena: Arena | None = None,
     ) -> None:
         verify(plan)
         self.plan = plan
         graph = plan.graph
-        self.arena = Arena(plan.arena_nbytes, plan.alignment, device)
+        self.arena = Arena(plan.arena_nbytes, plan.alignment, device) if arena is None else arena
         self.views = [self.arena.view(tensor, plan.placements[tensor.storage].offset) for tensor in graph.tensors]
         self.inputs = tuple(self._view(port) for port in graph.inputs)
         self._states = tuple(
@@ -66,7 +72,7 @@ class ArenaRuntime:
             self.arena.poison()
         self.load(*leaves)
         self.execute()
-        self._write_back(leaves)
+        self.write_back(leaves)
         return self.results(copy=copy)
 
     def load(self, *inputs: torch.Tensor) -> None:
@@ -107,6 +113,10 @@ class ArenaRuntime:
             outputs = graph.rebuild(list(flat))
         return outputs if graph.mode == "forward" else (outputs, gradients)
 
+    def linked_states(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each state's place in the arena, and the live tensor behind it."""
+        return [(view, live) for _, view, live in self._states if live is not None]
+
     def _view(self, port: Port) -> torch.Tensor:
         if port.tensor is None:
             raise ArenaError(f"port {port.name} has no tensor")
@@ -125,7 +135,7 @@ class ArenaRuntime:
         if not isinstance(live, torch.Tensor):
             raise InputError(port.name, f"its value is a {type(live).__name__}, not a tensor")
         _same_kind(port.name, self._view(port), live)
-        return live.detach()
+        return live
 
     def _constant(self, port: Port) -> torch.Tensor:
         view = self._view(port)
@@ -158,7 +168,7 @@ class ArenaRuntime:
                     ports[j].name, f"it shared memory with {ports[i].name} when traced and does not now; trace again"
                 )
 
-    def _write_back(self, inputs: list[torch.Tensor]) -> None:
+    def write_back(self, inputs: list[torch.Tensor]) -> None:
         """Give the caller what the program changed in place."""
         with torch.no_grad():
             for port in self.plan.graph.mutated:

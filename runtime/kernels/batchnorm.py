@@ -168,9 +168,7 @@ def bind_batch_norm_backward(operation: Operation, context: Context) -> list[Cal
     x, dy = _channels(source), _channels(gradient)
     count = scalar(x.shape[0] * x.shape[2], torch.float64, context)
     mean, invstd, scale, total, dot = (line.view(1, -1, 1) for line in lines[:5])
-    calls: list[Call] = [
-        partial(scale.copy_, weight.view_as(scale)) if weight is not None else partial(scale.fill_, 1)
-    ]
+    calls: list[Call] = [partial(scale.copy_, weight.view_as(scale)) if weight is not None else partial(scale.fill_, 1)]
     if training and save_mean is not None and save_invstd is not None:
         calls += [partial(mean.copy_, save_mean.view_as(mean)), partial(invstd.copy_, save_invstd.view_as(invstd))]
     elif running_mean is not None and running_var is not None:

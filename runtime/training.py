@@ -1,0 +1,293 @@
+"""A training step as one object: forward, loss and backward out of one arena, parameters and gradients in it too."""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+
+from planner.graph import Port, Role
+from planner.pipeline import plan
+from planner.plan import Plan
+from planner.trace import trace
+from runtime.arena import Arena
+from runtime.errors import ArenaError, InputError
+from runtime.executor import ArenaRuntime
+
+#: Batch shapes a step keeps plans for; the one unused for longest is planned again when it comes back.
+MOST_SHAPES = 8
+#: Losses of this many steps lie in one block of their own, so that a loss the caller keeps is never overwritten.
+LOSS_BLOCK = 1024
+_PREFIX = "model."
+
+Batch = Sequence[Any] | Mapping[str, Any] | torch.Tensor
+
+
+class TrainingStep:
+    """Plans a model's training step once for each batch shape, and runs it.
+
+    Args:
+        model: its parameters and buffers are moved into the arena; they stay the same objects, under their names.
+        loss_fn: called with the model's output, and, if it takes two arguments, with the target: the last item of a
+            batch that is a tuple, the whole batch if it is a dict. ``None`` if the model returns its own loss (a
+            scalar, or an output with ``loss``).
+        example_batch: a tuple of the model's positional inputs and the target, or a dict of keyword inputs.
+        optimizer: if given, every step ends with ``optimizer.step()`` and cleared gradients.
+        device, strategy, budget, recompute: as `planner.plan`.
+        progress: called with a line of text while planning.
+
+    After a step each parameter's ``grad`` is a view of the arena; as in PyTorch, a step adds to gradients that were
+    not cleared. A batch of another shape is planned when it first comes; the arena is as large as the largest needs.
+
+    Raises:
+        TraceError: the step cannot be traced, before anything runs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., Any] | None,
+        example_batch: Batch,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        device: str = "cpu",
+        strategy: str = "auto",
+        budget: str | int | None = None,
+        recompute: bool = True,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self._program = _Program(model, loss_fn)
+        self._options: dict[str, Any] = {"strategy": strategy, "budget": budget, "recompute": recompute}
+        self._device = device
+        self._progress = progress
+        self._runs: OrderedDict[tuple[Any, ...], ArenaRuntime] = OrderedDict()
+        self._arena: Arena | None = None
+        self._held: dict[str, torch.Tensor] = {}
+        self._losses: list[torch.Tensor] = []
+        self._parameters = dict(model.named_parameters())
+        # The hook gets an attribute set by PyTorch, which a bound method cannot have.
+        self._hook = model.register_state_dict_post_hook(partial(self._detach_state))  # type: ignore[no-untyped-call]
+        self._run(_as_inputs(example_batch))
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the batch shape that ran (or was planned) last."""
+        return next(reversed(self._runs.values())).plan
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        """Run one step and return its loss, a scalar tensor without gradient."""
+        inputs = _as_inputs(batch)
+        run = self._run(inputs)
+        held = self._hold(run)
+        leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+        run.load(*leaves)
+        run.execute()
+        run.write_back(leaves)
+        self._attach(run, held)
+        loss = self._keep(run)
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """The model's state, in tensors of their own that hold nothing but their elements."""
+        return self.model.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Copy a state into the parameters and buffers, where they lie."""
+        self.model.load_state_dict(state)
+
+    def release(self) -> None:
+        """Give the model memory of its own again and free the arena."""
+        with torch.no_grad():
+            for tensor in [*self.model.parameters(), *self.model.buffers()]:
+                tensor.grad = None
+                if self._lies_in_arena(tensor):
+                    tensor.data = tensor.data.clone()
+        self._hook.remove()
+        self._runs.clear()
+        self._arena = None
+
+    def _run(self, inputs: tuple[Any, ...] | dict[str, Any]) -> ArenaRuntime:
+        """The runtime for a batch of this shape, its states linked to the model's tensors."""
+        key = _shape_of(inputs)
+        run = self._runs.get(key)
+        if run is None:
+            run = self._planned(inputs)
+            self._runs[key] = run
+            while len(self._runs) > MOST_SHAPES:
+                self._runs.popitem(last=False)
+        self._runs.move_to_end(key)
+        self._link(run)
+        return run
+
+    def _planned(self, inputs: tuple[Any, ...] | dict[str, Any]) -> ArenaRuntime:
+        graph = trace(self._program, inputs, loss=_identity, mode="joint")
+        made = plan(graph, progress=self._progress, **self._options)
+        if self._arena is None or self._arena.nbytes < made.arena_nbytes:
+            self._grow(made)
+        return ArenaRuntime(made, device=self._device, arena=self._arena)
+
+    def _grow(self, made: Plan) -> None:
+        """A larger arena; the other shapes' runtimes are bound to it when they are next used."""
+        self._unlink()
+        self._arena = Arena(made.arena_nbytes, made.alignment, self._device)
+        plans = {key: run.plan for key, run in self._runs.items()}
+        for key, other in plans.items():
+            self._runs[key] = ArenaRuntime(other, device=self._device, arena=self._arena)
+
+    def _unlink(self) -> None:
+        """Move what lies in the arena out of it, before the arena goes."""
+        with torch.no_grad():
+            for tensor in [*self.model.parameters(), *self.model.buffers()]:
+                if self._lies_in_arena(tensor):
+                    tensor.data = tensor.data.clone()
+                if tensor.grad is not None and self._lies_in_arena(tensor.grad):
+                    tensor.grad = tensor.grad.clone()
+
+    def _link(self, run: ArenaRuntime) -> None:
+        """Let parameters and buffers be views of the arena; values move with them."""
+        for view, live in run.linked_states():
+            if live.data_ptr() != view.data_ptr():
+                with torch.no_grad():
+                    view.copy_(live)
+                    live.data = view
+
+    def _hold(self, run: ArenaRuntime) -> dict[str, torch.Tensor]:
+        """Gradients that this step has to add to, kept where it does not overwrite them."""
+        held: dict[str, torch.Tensor] = {}
+        for name, view in _gradients(run):
+            parameter = self._parameters.get(name)
+            if parameter is None or parameter.grad is None or view is None:
+                continue
+            if self._lies_in_arena(parameter.grad):
+                if name not in self._held:
+                    self._held[name] = torch.empty_like(view)
+                self._held[name].copy_(parameter.grad)
+                held[name] = self._held[name]
+            else:
+                held[name] = parameter.grad
+        return held
+
+    def _attach(self, run: ArenaRuntime, held: Mapping[str, torch.Tensor]) -> None:
+        for name, view in _gradients(run):
+            parameter = self._parameters.get(name)
+            if parameter is None or view is None:
+                continue
+            if name in held:
+                view.add_(held[name])
+            parameter.grad = view
+
+    def _keep(self, run: ArenaRuntime) -> torch.Tensor:
+        """The loss, copied to a place that no later step writes."""
+        (port,) = run.plan.graph.outputs
+        value = run.views[_tensor(port)]
+        if not self._losses or self._losses[-1].dtype != value.dtype:
+            block = torch.empty(LOSS_BLOCK, dtype=value.dtype, device=value.device)
+            self._losses = list(reversed(block.unbind()))
+        loss = self._losses.pop()
+        loss.copy_(value.reshape(()))
+        return loss
+
+    def _lies_in_arena(self, tensor: torch.Tensor) -> bool:
+        arena = self._arena
+        if arena is None:
+            return False
+        first = arena.bytes.data_ptr()
+        return first <= tensor.data_ptr() < first + max(arena.nbytes, 1)
+
+    def _detach_state(self, _module: nn.Module, state: dict[str, Any], _prefix: str, _metadata: dict[str, Any]) -> None:
+        """A saved view would take the whole arena along, so a state dict gets copies."""
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and self._lies_in_arena(value):
+                state[name] = value.detach().clone()
+
+
+class _Program(nn.Module):
+    """The model and its loss as one module of the batch."""
+
+    def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None) -> None:
+        super().__init__()
+        self.model = model
+        self.loss_fn = loss_fn
+        self.takes_target = loss_fn is not None and _positional(loss_fn) != 1
+
+    def forward(self, *items: Any, **named: Any) -> Any:
+        """Loss of a batch given as positional or keyword inputs."""
+        if named or not items:
+            outputs, target = self.model(**named), named
+        elif self.takes_target:
+            outputs, target = self.model(*items[:-1]), items[-1]
+        else:
+            outputs, target = self.model(*items), None
+        if self.loss_fn is None:
+            return _own_loss(outputs)
+        return self.loss_fn(outputs, target) if self.takes_target else self.loss_fn(outputs)
+
+
+def _positional(function: Callable[..., Any]) -> int:
+    """Positional arguments a function must be given; 2, as a loss usually takes, where that is not known."""
+    if isinstance(function, nn.Module):
+        function = function.forward
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 2
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
+
+
+def _own_loss(outputs: Any) -> Any:
+    if isinstance(outputs, torch.Tensor):
+        return outputs
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if loss is None:
+        raise InputError("loss_fn", "it is None, and the model returns neither a scalar nor an output with `loss`")
+    return loss
+
+
+def _identity(loss: Any) -> Any:
+    return loss
+
+
+def _as_inputs(batch: Batch) -> tuple[Any, ...] | dict[str, Any]:
+    if isinstance(batch, torch.Tensor):
+        return (batch,)
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    return tuple(batch)
+
+
+def _shape_of(inputs: tuple[Any, ...] | dict[str, Any]) -> tuple[Any, ...]:
+    """What a plan depends on: structure, shapes, strides and dtypes of tensors, values of everything else."""
+    leaves, spec = pytree.tree_flatten(inputs)
+    kinds = [
+        (tuple(leaf.shape), leaf.stride(), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
+    ]
+    return (str(spec), *kinds)
+
+
+def _gradients(run: ArenaRuntime) -> list[tuple[str, torch.Tensor | None]]:
+    """Gradients of parameters, by their names in the model."""
+    found: list[tuple[str, torch.Tensor | None]] = []
+    for port in run.plan.graph.gradients:
+        if port.tensor is None:
+            found.append((port.name.removeprefix(_PREFIX), None))
+        elif run.plan.graph.storages[run.plan.graph.tensors[port.tensor].storage].role is Role.PARAMETER_GRADIENT:
+            found.append((port.name.removeprefix(_PREFIX), run.views[port.tensor]))
+    return found
+
+
+def _tensor(port: Port) -> int:
+    if port.tensor is None:
+        raise ArenaError(f"{port.name} is no tensor")
+    return port.tensor

@@ -19,6 +19,9 @@ from runtime.bench.pack_problems import random_lifetimes, training_step
 BUFFERS = (1_000, 10_000, 20_000)
 """Sizes of the synthetic problems compared; omnimalloc's portfolio takes a minute on the largest."""
 
+SMOKE_BUFFERS = (200,)
+"""Sizes that take a moment, to see that it works."""
+
 SCALES = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000)
 """Sizes of the scaling table."""
 

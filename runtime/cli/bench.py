@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,6 +28,29 @@ def bench_attention_command(
 
         shapes = ((2, 2, 32, 32),) if smoke else SHAPES
         report = bench_attention(shapes, rounds=rounds, threads=threads, strategy=strategy, progress=progress)
+        show(report, as_json)
+
+
+@bench_app.command("pack")
+def bench_pack_command(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Problems as CSV; without any, synthetic training steps and random ones."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds a problem.")] = 3,
+    time_limit: Annotated[float, typer.Option(min=0.0, help="Seconds our search may take.")] = 10.0,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Small synthetic problems, one round.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Packing beside omnimalloc's greedy portfolio, where that is installed."""
+    with one_line_errors(debug):
+        from runtime.bench.pack import BUFFERS, SMOKE_BUFFERS, bench_pack
+
+        buffers = SMOKE_BUFFERS if smoke else () if files else BUFFERS
+        limit = min(time_limit, 0.5) if smoke else time_limit
+        rounds = 1 if smoke else rounds
+        report = bench_pack(files or (), buffers=buffers, rounds=rounds, time_limit=limit, progress=progress)
         show(report, as_json)
 
 

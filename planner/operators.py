@@ -253,7 +253,7 @@ def workspaces(operation: Operation, tensors: Sequence[Tensor]) -> tuple[Scratch
     """The scratch an operation's kernel needs, in the kernel's order; ``tensors`` are the graph's."""
     outputs = [None if index is None else tensors[index] for index in operation.outputs]
     operands = [tensors[index] for index in operation.reads]
-    if any(output is not None and output.numel == 0 for output in outputs):
+    if not operands or operands[0].numel == 0:
         return ()
     name = base_name(operation.operator)
     if name in ("native_layer_norm", "native_layer_norm_backward"):

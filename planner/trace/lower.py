@@ -231,6 +231,7 @@ class Builder:
                 outputs += [] if mutated else [None]
                 continue
             name = node.name if isinstance(value, torch.Tensor) else f"{node.name}.{position}"
+            _refuse_layout(item, node)
             fresh = self.known(item) is None
             index = self.add_value(name, item, Role.TEMPORARY, node)
             named.append(index)

@@ -67,9 +67,9 @@ def bind_batch_norm(operation: Operation, context: Context) -> list[Call]:
         calls += _batch_statistics(x, planes, wide_sum, mean, squares, context)
         numel = x.shape[0] * x.shape[2]
         calls += [
-            *_running(running_mean, mean, shift, spare, momentum),
+            *_running(running_mean, mean, shift, (spare, scale), momentum),
             partial(_ATEN.div.out, squares, scalar(max(numel - 1, 1), real, context), out=scale),
-            *_running(running_var, scale, shift, spare, momentum),
+            *_running(running_var, scale, shift, (wide_sum, invstd), momentum),
             partial(_ATEN.div.out, squares, scalar(numel, real, context), out=squares),
             partial(invstd.copy_, squares),
         ]
@@ -137,18 +137,25 @@ def _batch_statistics(
 
 
 def _running(
-    running: torch.Tensor | None, value: torch.Tensor, kept: torch.Tensor, moved: torch.Tensor, momentum: object
+    running: torch.Tensor | None,
+    value: torch.Tensor,
+    kept: torch.Tensor,
+    places: tuple[torch.Tensor, torch.Tensor],
+    momentum: object,
 ) -> list[Call]:
-    """``running = momentum · value + (1 − momentum) · running``, each product rounded, as ATen does."""
+    """``running = momentum · value + (1 − momentum) · running``; the first product and the sum in ``places``' dtype."""
     if running is None or not isinstance(momentum, (int, float)):
         return []
+    moved, total = places
     rate = torch.tensor(momentum, dtype=value.dtype)
     return [
         partial(kept.copy_, running.view_as(kept)),
         partial(_ATEN.mul.out, kept, 1 - rate, out=kept),
-        partial(_ATEN.mul.out, value, rate, out=moved),
-        partial(_ATEN.add.out, moved, kept, out=kept),
-        partial(running.copy_, kept.view(-1)),
+        partial(total.copy_, kept),
+        partial(moved.copy_, value),
+        partial(_ATEN.mul.out, moved, rate.to(moved.dtype), out=moved),
+        partial(_ATEN.add.out, moved, total, out=total),
+        partial(running.copy_, total.view(-1)),
     ]
 
 

@@ -114,9 +114,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
         "gather": Facts(halves=False),
         "index": _OUT,
         "index_select": _OUT,
-        **dict.fromkeys(
-            ("index_add", "index_copy", "index_fill", "index_put"), Facts(note="in place")
-        ),
+        **dict.fromkeys(("index_add", "index_copy", "index_fill", "index_put"), Facts(note="in place")),
         **dict.fromkeys(("scatter", "scatter_add"), Facts(halves=False, note="in place")),
         "native_layer_norm": Facts(dense=True, overwrites=frozenset({0}), note="sums and norms of rows"),
         "native_layer_norm_backward": Facts(dense=True, overwrites=frozenset({0, 1}), note="chunks of rows"),
@@ -200,8 +198,8 @@ def may_overwrite(operation: Operation, output: Tensor, operand: Tensor, operand
 def unplanned_nbytes(operation: Operation, tensors: Sequence[Tensor]) -> int:
     """Bytes the operation allocates outside the arena on a CPU; zero for one with a true out-form.
 
-    ``tensors`` are the graph's. A 16-bit product needs its float32 tiles (once, shared by all); an operator without an out-form returns new tensors; a convolution also reorders its
-    operands into blocks of channels.
+    ``tensors`` are the graph's. A 16-bit product needs its float32 tiles (once, shared by all); an operator without an
+    out-form returns new tensors; a convolution also reorders its operands into blocks of channels.
     """
     outputs = [tensors[index] for index in operation.outputs if index is not None]
     result_nbytes = sum(output.numel * output.itemsize for output in outputs)

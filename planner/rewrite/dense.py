@@ -10,7 +10,7 @@ from planner.rewrite.program import Program
 
 
 def dense_operands(graph: Graph) -> Graph:
-    """The graph in which such operators read and write contiguous tensors; results that lie otherwise are copied there."""
+    """The graph in which such operators read and write contiguous tensors; other results are copied to their place."""
     program = Program(graph)
     operations: list[Operation] = []
     for operation in program.operations:

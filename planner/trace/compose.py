@@ -113,8 +113,7 @@ def _mse_loss(builder: Builder, node: torch.fx.Node) -> bool:
     """The mean, sum or elements of (input − target)²."""
     left, right = _operand(builder, node.args[0]), _operand(builder, node.args[1])
     reduction = _argument(node, 2, "reduction", 1)
-    shapes = builder.tensors[left].shape, builder.tensors[right].shape
-    shape = tuple(torch.broadcast_shapes(*shapes))
+    shape = _broadcast(builder.tensors[left].shape, builder.tensors[right].shape)
     dtype = str(node.meta["val"].dtype).removeprefix("torch.")
     result = _new(builder, node)
     difference = _temporary(builder, node, "difference", shape, dtype)
@@ -125,6 +124,13 @@ def _mse_loss(builder: Builder, node: torch.fx.Node) -> bool:
         operator = "aten.mean.default" if reduction == 1 else "aten.sum.default"
         builder.emit(node, operator, (TensorRef(squares),), (), (result,))
     return True
+
+
+def _broadcast(one: tuple[int, ...], two: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape two tensors are broadcast to."""
+    rank = max(len(one), len(two))
+    pairs = zip((1,) * (rank - len(one)) + one, (1,) * (rank - len(two)) + two, strict=True)
+    return tuple(b if a == 1 else a for a, b in pairs)
 
 
 def _copied_then(operator: str) -> Lowering:

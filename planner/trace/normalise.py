@@ -182,7 +182,7 @@ def _diagonal_of(builder: Builder, whole: int, node: torch.fx.Node, first: int) 
 
 
 def _refused(cause: str, remedy: str) -> Lowering:
-    def lowering(builder: Builder, node: torch.fx.Node) -> bool:
+    def lowering(_: Builder, node: torch.fx.Node) -> bool:
         from planner.trace.lower import source_of
 
         raise TraceError(str(node.target), cause, remedy, source_of(node))

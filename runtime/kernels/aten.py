@@ -152,7 +152,7 @@ def copying(overload: torch._ops.OpOverload, operation: Operation, context: Cont
 
 
 def bind_elementwise(operation: Operation, context: Context) -> list[Call]:
-    """Any operator on elements, in place or not, with its numbers as tensors made once; computed in the operands' dtype.
+    """An operator on elements, in place or not, its numbers as tensors made once; computed in the operands' dtype.
 
     The output may be any operand of the same layout.
     """

@@ -113,7 +113,7 @@ def _batch_statistics(
     squares: torch.Tensor,
     context: Context,
 ) -> list[Call]:
-    """``mean`` and ``squares = Σ(x − mean)²`` by channel: summed in float64, everything else in ATen's own precision."""
+    """``mean`` and ``squares = Σ(x − mean)²`` by channel: summed in float64, all else in ATen's own precision."""
     count = scalar(x.shape[0] * x.shape[2], torch.float64, context)
     calls: list[Call] = []
     for part, wide, plane in _groups(planes, x):

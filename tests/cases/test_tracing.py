@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 from planner import plan, trace
 from planner.errors import TraceError
@@ -157,7 +157,7 @@ def test_r01_the_backward_uses_the_forward_mask(rate: float) -> None:
     """pytorch/pytorch#190758: the gradient is non-zero exactly where the output is."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        return F.dropout(x, rate, training=True)
+        return functional.dropout(x, rate, training=True)
 
     x = torch.ones(40, 30, requires_grad=True)
     run = ArenaRuntime(plan(trace(function, (x,), mode="joint")))
@@ -167,7 +167,7 @@ def test_r01_the_backward_uses_the_forward_mask(rate: float) -> None:
         y, gradients = run(x, torch.ones(40, 30), poison=True, copy=True)
         torch.testing.assert_close(y, gradients["input.0"], rtol=0, atol=0)
         torch.manual_seed(step)
-        torch.testing.assert_close(y, F.dropout(x.detach(), rate, training=True), rtol=0, atol=0)
+        torch.testing.assert_close(y, functional.dropout(x.detach(), rate, training=True), rtol=0, atol=0)
         masks.append(y != 0)
     assert not torch.equal(masks[0], masks[1])
 
@@ -193,7 +193,7 @@ def test_o01_tied_weights_have_one_slot_and_one_gradient(transposed: bool) -> No
 
         def forward(self, x):
             hidden = self.encode(x).tanh()
-            return F.linear(hidden, self.encode.weight.t()) if transposed else self.decode(hidden)
+            return functional.linear(hidden, self.encode.weight.t()) if transposed else self.decode(hidden)
 
     module = Tied()
     _, made = steps_equal_eager(module, lambda s: (draw(3, 5, seed=s),), lambda y: y.square().sum())

@@ -105,8 +105,14 @@ ELEMENTWISE: list[Call] = [
         for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "add", "eq")
     ),
     Call("aten.bitwise_not.default", lambda _: [mask()], halves=False),
-    *(Call(f"aten.{name}.Scalar", lambda _: [integers(9, 7, 13), 5], halves=False) for name in ("add", "ne", "remainder")),
-    Call("aten.mse_loss_backward.default", lambda dtype: [torch.ones((), dtype=dtype), matrix(dtype), matrix(dtype, 1), 1]),
+    *(
+        Call(f"aten.{name}.Scalar", lambda _: [integers(9, 7, 13), 5], halves=False)
+        for name in ("add", "ne", "remainder")
+    ),
+    Call(
+        "aten.mse_loss_backward.default",
+        lambda dtype: [torch.ones((), dtype=dtype), matrix(dtype), matrix(dtype, 1), 1],
+    ),
 ]
 
 
@@ -189,7 +195,9 @@ OTHERS: list[Call] = [
     Call("aten.linalg_vector_norm.default", lambda dtype: [matrix(dtype), 2, [-1]]),
     Call("aten.addmm.default", lambda dtype: [_numbers(3, 7), matrix(dtype), _numbers(4, 13, 7)], halves=False),
     Call(
-        "aten.baddbmm.default", lambda _: [_numbers(3, 2, 7, 5), _numbers(1, 2, 7, 6), _numbers(2, 2, 6, 5)], halves=False
+        "aten.baddbmm.default",
+        lambda _: [_numbers(3, 2, 7, 5), _numbers(1, 2, 7, 6), _numbers(2, 2, 6, 5)],
+        halves=False,
     ),
     Call("aten.triu.default", lambda dtype: [matrix(dtype), 1]),
     Call("aten.tril.default", lambda dtype: [matrix(dtype)]),
@@ -199,24 +207,50 @@ OTHERS: list[Call] = [
     Call("aten._softmax_backward_data.default", lambda dtype: [matrix(dtype), _softmaxed(dtype), -1, dtype]),
     Call("aten._log_softmax_backward_data.default", lambda dtype: [matrix(dtype), matrix(dtype, 3), 1, dtype]),
     Call("aten.nll_loss_forward.default", lambda dtype: [matrix(dtype), _targets(), None, 1, -100]),
-    Call("aten.nll_loss_forward.default", lambda dtype: [matrix(dtype), _targets(), _numbers(1, 13).to(dtype), 2, -100]),
+    Call(
+        "aten.nll_loss_forward.default", lambda dtype: [matrix(dtype), _targets(), _numbers(1, 13).to(dtype), 2, -100]
+    ),
     Call(
         "aten.nll_loss_backward.default",
         lambda dtype: [
-            torch.ones((), dtype=dtype), matrix(dtype), _targets(), None, 1, -100, torch.tensor(6.0, dtype=dtype)
+            torch.ones((), dtype=dtype),
+            matrix(dtype),
+            _targets(),
+            None,
+            1,
+            -100,
+            torch.tensor(6.0, dtype=dtype),
         ],
     ),
     Call("aten.gather.default", lambda dtype: [matrix(dtype), 1, integers(13, 7, 4)]),
     Call("aten.index.Tensor", lambda dtype: [matrix(dtype), [integers(7, 5), integers(13, 5)]]),
     Call("aten.index_select.default", lambda dtype: [matrix(dtype), 0, integers(7, 11)]),
-    Call("aten.index_add_.default", lambda dtype: [matrix(dtype), 0, integers(7, 11), _numbers(2, 11, 13).to(dtype)], mutated=0),
-    Call("aten.index_copy_.default", lambda dtype: [matrix(dtype), 0, torch.tensor([3, 1]), _numbers(2, 2, 13).to(dtype)], mutated=0),
+    Call(
+        "aten.index_add_.default",
+        lambda dtype: [matrix(dtype), 0, integers(7, 11), _numbers(2, 11, 13).to(dtype)],
+        mutated=0,
+    ),
+    Call(
+        "aten.index_copy_.default",
+        lambda dtype: [matrix(dtype), 0, torch.tensor([3, 1]), _numbers(2, 2, 13).to(dtype)],
+        mutated=0,
+    ),
     Call("aten.index_fill_.int_Scalar", lambda dtype: [matrix(dtype), 0, torch.tensor([3, 1]), 2.5], mutated=0),
-    Call("aten.index_put_.default", lambda dtype: [matrix(dtype), [integers(7, 5)], _numbers(2, 5, 13).to(dtype), False], mutated=0),
-    Call("aten.index_put_.default", lambda dtype: [matrix(dtype), [integers(7, 5)], _numbers(2, 5, 13).to(dtype), True], mutated=0),
+    Call(
+        "aten.index_put_.default",
+        lambda dtype: [matrix(dtype), [integers(7, 5)], _numbers(2, 5, 13).to(dtype), False],
+        mutated=0,
+    ),
+    Call(
+        "aten.index_put_.default",
+        lambda dtype: [matrix(dtype), [integers(7, 5)], _numbers(2, 5, 13).to(dtype), True],
+        mutated=0,
+    ),
     Call("aten.scatter_.src", lambda dtype: [matrix(dtype), 1, integers(13, 7, 1), matrix(dtype, 1)], mutated=0),
     Call("aten.scatter_.value", lambda dtype: [matrix(dtype), 1, integers(13, 7, 1), 1.5], mutated=0),
-    Call("aten.scatter_add_.default", lambda dtype: [matrix(dtype), 1, integers(13, 7, 4), matrix(dtype, 1)], mutated=0),
+    Call(
+        "aten.scatter_add_.default", lambda dtype: [matrix(dtype), 1, integers(13, 7, 4), matrix(dtype, 1)], mutated=0
+    ),
     Call("aten.native_layer_norm.default", _normal),
     Call("aten.native_layer_norm.default", lambda dtype: [_numbers(0, 70, 2000).to(dtype), [2000], None, None, 1e-5]),
     Call("aten.native_layer_norm_backward.default", _normal_backward),

@@ -30,7 +30,9 @@ class Bench:
     views: list[torch.Tensor] = field(default_factory=list)
     blocks: list[torch.Tensor] = field(default_factory=list)
 
-    def place(self, shape: tuple[int, ...], dtype: torch.dtype, *, strided: bool = False, over: int | None = None) -> int:
+    def place(
+        self, shape: tuple[int, ...], dtype: torch.dtype, *, strided: bool = False, over: int | None = None
+    ) -> int:
         """A tensor in memory of its own, or on the memory of tensor ``over``."""
         index = len(self.tensors)
         name = str(dtype).removeprefix("torch.")

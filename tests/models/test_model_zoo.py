@@ -25,7 +25,7 @@ CONVOLUTIONS = frozenset({"aten.convolution.default", "aten.convolution_backward
 
 
 def build(name: str) -> Case:
-    if name.split("-")[0] in ("gpt2", "bert", "llama", "vit", "t5"):
+    if name.startswith(("gpt2", "bert", "llama", "vit", "t5")):
         pytest.importorskip("transformers", reason="Hugging Face models are not installed")
     torch.manual_seed(0)
     return CASES[name]()
@@ -85,9 +85,7 @@ def test_l11_later_steps_need_no_more_than_the_first(name: str) -> None:
     """microsoft/onnxruntime#14477: a second run needed more memory than the first."""
     case = build(name)
     _, run = planned(case)
-    peaks = [
-        allocations(lambda step=step: run(*case.inputs(step).values())).peak_nbytes for step in range(STEPS)
-    ]
+    peaks = [allocations(lambda step=step: run(*case.inputs(step).values())).peak_nbytes for step in range(STEPS)]
     assert peaks[1:] == peaks[:1] * (STEPS - 1)
 
 
@@ -127,4 +125,3 @@ def test_l07_parameters_are_counted_once(name: str) -> None:
     parameters_once(made, case.module)
     gradients = [s for s in made.graph.storages if s.role is Role.PARAMETER_GRADIENT]
     assert len(gradients) == len(list(case.module.parameters()))
-

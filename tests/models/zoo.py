@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def _tokens(vocabulary: int, *shape: int) -> Callable[[int], torch.Tensor]:
 def next_token_loss(logits: torch.Tensor) -> torch.Tensor:
     """Cross entropy of every position's logits against a fixed token, so that no target is an input."""
     targets = torch.arange(logits.shape[0] * logits.shape[1]) % logits.shape[-1]
-    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets)
+    return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets)
 
 
 def _logits_loss(output: Any) -> torch.Tensor:
@@ -128,7 +128,7 @@ def vit(attention: str = "sdpa", *, labels: bool = False) -> Case:
         return {**pixels, "labels": torch.tensor([seed % 5, 3])} if labels else pixels
 
     def loss(output: Any) -> torch.Tensor:
-        return F.cross_entropy(output.logits, torch.tensor([1, 4]))
+        return functional.cross_entropy(output.logits, torch.tensor([1, 4]))
 
     return Case(ViTForImageClassification(config).train(), inputs, _own_loss if labels else loss)
 
@@ -204,8 +204,8 @@ class _Block(nn.Module):
         self.short = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.norm_two(self.two(F.relu(self.norm_one(self.one(x)), inplace=True)))
-        return F.relu(y + self.short(x))
+        y = self.norm_two(self.two(functional.relu(self.norm_one(self.one(x)), inplace=True)))
+        return functional.relu(y + self.short(x))
 
 
 def resnet() -> Case:
@@ -225,7 +225,7 @@ def resnet() -> Case:
     def inputs(seed: int) -> dict[str, Any]:
         return {"input": torch.randn(3, 3, 14, 14, generator=_generator(seed))}
 
-    return Case(module, inputs, lambda output: F.cross_entropy(output, torch.tensor([0, 2, 4])))
+    return Case(module, inputs, lambda output: functional.cross_entropy(output, torch.tensor([0, 2, 4])))
 
 
 class _Mixing(nn.Module):
@@ -258,7 +258,7 @@ def mixer() -> Case:
     def inputs(seed: int) -> dict[str, Any]:
         return {"images": torch.randn(2, 3, 12, 12, generator=_generator(seed))}
 
-    return Case(Mixer().train(), inputs, lambda output: F.cross_entropy(output, torch.tensor([1, 3])))
+    return Case(Mixer().train(), inputs, lambda output: functional.cross_entropy(output, torch.tensor([1, 3])))
 
 
 def char_gpt() -> Case:
@@ -277,9 +277,9 @@ def char_gpt() -> Case:
                 part.view(batch, length, 3, -1).transpose(1, 2)
                 for part in self.qkv(self.norm_one(x)).split(width, dim=2)
             )
-            mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1, is_causal=True)
+            mixed = functional.scaled_dot_product_attention(q, k, v, dropout_p=0.1, is_causal=True)
             x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-            return x + F.dropout(self.mlp(self.norm_two(x)), 0.1)
+            return x + functional.dropout(self.mlp(self.norm_two(x)), 0.1)
 
     class CharGPT(nn.Module):
         def __init__(self) -> None:
@@ -293,7 +293,9 @@ def char_gpt() -> Case:
         def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
             logits = self.head(self.norm(self.layers(x)))
-            return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), label_smoothing=0.1, ignore_index=-1)
+            return functional.cross_entropy(
+                logits.flatten(0, 1), targets.flatten(), label_smoothing=0.1, ignore_index=-1
+            )
 
     draw = _tokens(53, 2, 16)
 

@@ -8,17 +8,18 @@ from planner.graph import Graph, Operation, TensorRef
 from planner.operators import MATMUL, SOFTMAX_AXIS
 
 _PRODUCTS = frozenset({"aten.mm.default", "aten.bmm.default"})
+_ADDED_PRODUCTS = frozenset({"aten.addmm.default", "aten.baddbmm.default"})
 
 
 def canonical(graph: Graph) -> Graph:
-    """``mm``, ``bmm`` and ``addmm`` as ``arenaplan.matmul``; a softmax over the last dimension says so as ``-1``."""
+    """Products of every spelling as ``arenaplan.matmul``; a softmax over the last dimension says so as ``-1``."""
     return replace(graph, operations=tuple(_canonical(graph, operation) for operation in graph.operations))
 
 
 def _canonical(graph: Graph, operation: Operation) -> Operation:
     if operation.operator in _PRODUCTS and not operation.keywords:
         return replace(operation, operator=MATMUL)
-    if operation.operator == "aten.addmm.default" and not operation.keywords:
+    if operation.operator in _ADDED_PRODUCTS and not operation.keywords:
         bias, left, right = operation.arguments
         return replace(operation, operator=MATMUL, arguments=(left, right, bias))
     position = SOFTMAX_AXIS.get(operation.operator)

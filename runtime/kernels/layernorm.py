@@ -103,7 +103,7 @@ def bind_layer_norm(operation: Operation, context: Context) -> list[Call]:
 
 
 def bind_layer_norm_backward(operation: Operation, context: Context) -> list[Call]:
-    """``∇x = rstd · (g − mean(g) − x̂ · mean(g · x̂))``, ``g = ∇y · weight``; ``∇weight = Σ ∇y · x̂``, ``∇bias = Σ ∇y``."""
+    """``∇x = rstd (g − mean(g) − x̂ mean(g x̂))``, ``g = ∇y · weight``; ``∇weight = Σ ∇y · x̂``; ``∇bias = Σ ∇y``."""
     gradient, source = (_tensor(context.value(argument)) for argument in operation.arguments[:2])
     mean, rstd, weight = (_tensor(context.value(argument)) for argument in operation.arguments[3:6])
     outputs = [None if index is None else context.views[index] for index in operation.outputs]

@@ -284,10 +284,10 @@ def _normalized_numel(operation: Operation) -> int:
 
 
 def _row_scratch(rows: int, width: int, dtype: str, name: str) -> tuple[Scratch, ...]:
-    """Chunks of rows, one number a row, and two rows: what a layer normalisation works on."""
+    """Chunks of rows, one number a row, and six rows: what a layer normalisation works on."""
     chunk = chunk_rows(rows, width)
     count = 1 if name == "native_layer_norm" else 3
-    return (Scratch((count, chunk, width), dtype), Scratch((4, chunk, 1), dtype), Scratch((4, width), dtype))
+    """Chunks of rows, one number a row, and six rows: what a layer normalisation works on."""
 
 
 def _channel_scratch(source: Tensor) -> tuple[Scratch, ...]:

@@ -1,11 +1,13 @@
-"""Layer normalisation and its backward, in chunks of rows that stay in cache.
+"""Layer normalisation and its backward, row by row or in chunks of rows that stay in cache.
 
-Computed in the dtype of the operands, 16-bit ones in float32. The result may be written onto the input; the gradient
+Compiled loops over rows sum in float64. Without numba, and in 16 bits, the same is done by calls of ATen in the dtype
+of the operands (float32 for 16-bit ones). The result may be written onto the input; the gradient
 of the input onto the incoming gradient or onto the input.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from math import prod
 
@@ -15,6 +17,7 @@ from planner.graph import Operation
 from planner.operators import chunk_rows
 from runtime.kernels.aten import scalar
 from runtime.kernels.binding import Call, Context
+from runtime.kernels.compiled import array, compilable, compiled
 
 _ATEN = torch.ops.aten
 
@@ -26,7 +29,8 @@ class _Rows:
         self.width = width
         self.rows = source.numel() // max(width, 1)
         self.chunk = chunk_rows(self.rows, width)
-        self.planes, self.numbers, self.lines = (context.views[index] for index in operation.workspaces)
+        self.planes, self.numbers, self.padded = (context.views[index] for index in operation.workspaces)
+        self.lines = self.padded[:, :width]
         self.dtype = self.planes.dtype
         self.calls: list[Call] = []
 
@@ -67,6 +71,9 @@ def bind_layer_norm(operation: Operation, context: Context) -> list[Call]:
     if result is None or mean is None or rstd is None or source is None or result.numel() == 0:
         return []
     work = _Rows(operation, context, source, _width(operation.arguments[1]))
+    loop = compiled("normalise_rows") if compilable(source, weight, bias, result, mean, rstd) else None
+    if loop is not None:
+        return _looped(loop, work, source, weight, bias, result, mean, rstd, eps)
     if weight is not None:
         weight = work.widened(weight.view(-1), work.lines[0])
     if bias is not None:
@@ -102,6 +109,55 @@ def bind_layer_norm(operation: Operation, context: Context) -> list[Call]:
     return calls
 
 
+def _looped(
+    loop: Callable[..., object],
+    work: _Rows,
+    source: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    result: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    eps: object,
+) -> list[Call]:
+    """One compiled call; a missing weight or bias is a line of ones or zeros."""
+    calls: list[Call] = []
+    lines = []
+    for given, place, value in ((weight, 0, 1), (bias, 1, 0)):
+        line = work.lines[place] if given is None else given.view(-1)
+        if given is None:
+            calls.append(partial(line.fill_, value))
+        lines.append(array(line))
+    statistics = (array(tensor.view(-1)) for tensor in (mean, rstd))
+    matrices = array(work.matrix(source)), array(work.matrix(result))
+    return [*calls, partial(loop, matrices[0], *lines, matrices[1], *statistics, eps)]
+
+
+def _looped_backward(
+    loop: Callable[..., object],
+    work: _Rows,
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None],
+    outputs: list[torch.Tensor | None],
+) -> list[Call]:
+    """One compiled call, whose float64 sums over rows are then copied out."""
+    gradient, source, mean, rstd, weight = operands
+    to_source, *rest = outputs
+    calls: list[Call] = []
+    line = work.lines[0] if weight is None else weight.view(-1)
+    if weight is None:
+        calls.append(partial(line.fill_, 1))
+    sums = work.padded[1:5].view(-1).view(torch.float64)[: 2 * work.width].view(2, work.width)
+    target = work.matrix(source if to_source is None else to_source)
+    matrices = (array(work.matrix(gradient)), array(work.matrix(source)))
+    statistics = (array(mean.view(-1)), array(rstd.view(-1)), array(line))
+    scratch = (array(sums), array(work.padded[5]))
+    calls.append(partial(loop, *matrices, *statistics, array(target), *scratch, to_source is not None))
+    for output, total in zip(rest, sums, strict=True):
+        if output is not None:
+            calls.append(partial(output.view(-1).copy_, total))
+    return calls
+
+
 def bind_layer_norm_backward(operation: Operation, context: Context) -> list[Call]:
     """``∇x = rstd (g − mean(g) − x̂ mean(g x̂))``, ``g = ∇y · weight``; ``∇weight = Σ ∇y · x̂``; ``∇bias = Σ ∇y``."""
     gradient, source = (_tensor(context.value(argument)) for argument in operation.arguments[:2])
@@ -112,6 +168,9 @@ def bind_layer_norm_backward(operation: Operation, context: Context) -> list[Cal
         return [output.zero_ for output in outputs if output is not None]
     work = _Rows(operation, context, source, _width(operation.arguments[2]))
     lines = work.lines
+    loop = compiled("normalise_rows_backward") if compilable(gradient, source, mean, rstd, weight) else None
+    if loop is not None:
+        return _looped_backward(loop, work, (gradient, source, mean, rstd, weight), outputs)
     if weight is not None:
         weight = work.widened(weight.view(-1), lines[0])
     calls = work.calls

@@ -1,0 +1,42 @@
+"""The loops of `row_kernel`, compiled by numba where it is installed; elsewhere the kernels are calls of ATen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from runtime.kernels import row_kernel
+
+#: Sums may be reordered into vector lanes and products fused with sums; NaN and infinities stay what they are.
+REORDERED = frozenset({"reassoc", "contract", "nsz", "arcp"})
+
+
+@cache
+def compiled(name: str) -> Callable[..., Any] | None:
+    """A function of `row_kernel`, compiled at its first call and then kept on disk, or ``None`` without numba."""
+    try:
+        import numba
+    except ImportError:
+        return None
+    function: Callable[..., Any] = numba.njit(
+        cache=True, nogil=True, error_model="numpy", fastmath=set(REORDERED) if name != "add_rows" else False
+    )(getattr(row_kernel, name))
+    return function
+
+
+def array(tensor: torch.Tensor) -> Any:
+    """The same memory as a numpy array."""
+    return tensor.detach().numpy()
+
+
+def compilable(*tensors: torch.Tensor | None) -> bool:
+    """Whether numba's loops can work on these tensors: on the CPU, in one dtype of 32 or 64 bits."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    return (
+        all(tensor.device.type == "cpu" for tensor in given)
+        and len({tensor.dtype for tensor in given}) == 1
+        and given[0].dtype in (torch.float32, torch.float64)
+    )

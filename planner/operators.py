@@ -287,7 +287,8 @@ def _row_scratch(rows: int, width: int, dtype: str, name: str) -> tuple[Scratch,
     """Chunks of rows, one number a row, and six rows: what a layer normalisation works on."""
     chunk = chunk_rows(rows, width)
     count = 1 if name == "native_layer_norm" else 3
-    """Chunks of rows, one number a row, and six rows: what a layer normalisation works on."""
+    lines = Scratch((6, width + width % 2), dtype)
+    return (Scratch((count, chunk, width), dtype), Scratch((4, chunk, 1), dtype), lines)
 
 
 def _channel_scratch(source: Tensor) -> tuple[Scratch, ...]:

@@ -22,7 +22,7 @@ def compiled(name: str) -> Callable[..., Any] | None:
     except ImportError:
         return None
     function: Callable[..., Any] = numba.njit(
-        cache=True, nogil=True, error_model="numpy", fastmath=set(REORDERED) if name != "add_rows" else False
+        cache=True, nogil=True, error_model="numpy", fastmath=set(REORDERED) if name.startswith("normalise") else False
     )(getattr(row_kernel, name))
     return function
 

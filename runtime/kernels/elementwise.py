@@ -9,6 +9,7 @@ import torch
 from planner.graph import Operation
 from runtime.kernels.aten import bind_elementwise, scalar
 from runtime.kernels.binding import Call, Context
+from runtime.kernels.compiled import array, compilable, compiled
 
 
 def bind_masked_fill(operation: Operation, context: Context) -> list[Call]:
@@ -17,9 +18,33 @@ def bind_masked_fill(operation: Operation, context: Context) -> list[Call]:
     source, mask, value = (context.value(argument) for argument in operation.arguments[:3])
     if output.numel() == 0:
         return []
-    if not isinstance(value, torch.Tensor):
-        value = scalar(value, output.dtype, context)  # type: ignore[arg-type]
-    return [partial(torch.ops.aten.where.self_out, mask, value, source, out=output)]
+    if isinstance(value, torch.Tensor):
+        return [partial(torch.ops.aten.where.self_out, mask, value, source, out=output)]
+    value = scalar(value, output.dtype, context)  # type: ignore[arg-type]
+    looped = _filled(source, mask, value, output)
+    return looped or [partial(torch.ops.aten.where.self_out, mask, value, source, out=output)]
+
+
+def _filled(source: object, mask: object, value: torch.Tensor, output: torch.Tensor) -> list[Call]:
+    """The fill as a compiled loop, which ATen's is not: over dense tensors, with a mask for each element or row."""
+    if not isinstance(source, torch.Tensor) or not isinstance(mask, torch.Tensor) or value.numel() != 1:
+        return []
+    dense = output.is_contiguous() and mask.is_contiguous() and source.shape == output.shape
+    if not dense or not source.is_contiguous() or not compilable(source, output) or mask.dtype != torch.bool:
+        return []
+    same = source.data_ptr() == output.data_ptr()
+    number, flags = array(value.reshape(1).to(output.dtype)), array(mask.view(-1))
+    if same and output.dim() and mask.shape == (*output.shape[:-1], 1) and output.shape[-1] > 1:
+        loop = compiled("fill_rows")
+        return [] if loop is None else [partial(loop, flags, number, array(output.view(-1, output.shape[-1])))]
+    if mask.shape != output.shape:
+        return []
+    loop = compiled("fill_in_place" if same else "fill_where")
+    if loop is None:
+        return []
+    if same:
+        return [partial(loop, flags, number, array(output.view(-1)))]
+    return [partial(loop, array(source.view(-1)), flags, number, array(output.view(-1)))]
 
 
 def bind_relu(operation: Operation, context: Context) -> list[Call]:

@@ -73,3 +73,24 @@ def add_rows(target: Any, index: Any, source: Any) -> bool:
         for j in range(width):
             target[k, j] += source[i, j]
     return True
+
+
+def fill_where(x: Any, mask: Any, value: Any, out: Any) -> None:
+    """``out[i] = value where mask[i] else x[i]`` over flat arrays that do not overlap."""
+    for i in range(x.shape[0]):
+        out[i] = value[0] if mask[i] else x[i]
+
+
+def fill_in_place(mask: Any, value: Any, out: Any) -> None:
+    """``out[i] = value where mask[i]``, over flat arrays."""
+    for i in range(out.shape[0]):
+        kept = out[i]
+        out[i] = value[0] if mask[i] else kept
+
+
+def fill_rows(mask: Any, value: Any, out: Any) -> None:
+    """``out[i, :] = value where mask[i]``."""
+    for i in range(out.shape[0]):
+        if mask[i]:
+            for j in range(out.shape[1]):
+                out[i, j] = value[0]

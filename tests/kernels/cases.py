@@ -89,6 +89,8 @@ ELEMENTWISE: list[Call] = [
     ),
     Call("aten.where.self", lambda dtype: [mask(), matrix(dtype), matrix(dtype, 1)]),
     Call("aten.masked_fill.Scalar", lambda dtype: [matrix(dtype), mask(), -3.5]),
+    Call("aten.masked_fill.Scalar", lambda dtype: [matrix(dtype), mask()[:, :1].contiguous(), 0]),
+    Call("aten.masked_fill.Scalar", lambda dtype: [matrix(dtype), mask()[:1], float("-inf")]),
     Call("aten.masked_fill.Tensor", lambda dtype: [matrix(dtype), mask(), torch.tensor(2.5, dtype=dtype)]),
     Call("aten.add_.Tensor", lambda dtype: [matrix(dtype), matrix(dtype, 1)], {"alpha": 0.5}, mutated=0),
     Call("aten.mul_.Scalar", lambda dtype: [matrix(dtype), 1.5], mutated=0),

@@ -43,7 +43,10 @@ def _filled(source: object, mask: object, value: torch.Tensor, output: torch.Ten
     if loop is None:
         return []
     if same:
-        return [partial(loop, flags, number, array(output.view(-1)))]
+        kind = torch.int32 if output.dtype == torch.float32 else torch.int64
+        bits = torch.cat([value.reshape(1).to(output.dtype).view(kind), torch.ones(1, dtype=kind)])
+        flags = array(mask.view(torch.int8).view(-1))
+        return [partial(loop, flags, array(bits), array(output.view(-1).view(kind)))]
     return [partial(loop, array(source.view(-1)), flags, number, array(output.view(-1)))]
 
 

@@ -81,11 +81,16 @@ def fill_where(x: Any, mask: Any, value: Any, out: Any) -> None:
         out[i] = value[0] if mask[i] else x[i]
 
 
-def fill_in_place(mask: Any, value: Any, out: Any) -> None:
-    """``out[i] = value where mask[i]``, over flat arrays."""
+def fill_in_place(mask: Any, bits: Any, out: Any) -> None:
+    """``out[i] = bits where mask[i]``, over flat arrays of integers: no branch, so that it runs in vector lanes.
+
+    ``mask`` holds bytes of 0 or 1, ``bits`` one integer of the kind of ``out``.
+    """
+    one = bits[1]
+    value = bits[0]
     for i in range(out.shape[0]):
-        kept = out[i]
-        out[i] = value[0] if mask[i] else kept
+        kept = mask[i] - one
+        out[i] = (out[i] & kept) | (value & ~kept)
 
 
 def fill_rows(mask: Any, value: Any, out: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -55,6 +55,7 @@ def plan(
     slices: int | None = None,
     donate: bool = True,
     recompute: bool = True,
+    pins: Mapping[str, int] | None = None,
     time_limit: float = 10.0,
     progress: Progress | None = None,
 ) -> Plan:
@@ -69,6 +70,7 @@ def plan(
         slices: (batch, head) slices in flight when sliced; by default as many as stay in cache.
         donate: whether saved activations, inputs and incoming gradients are free space once dead.
         recompute: whether cheap operators may run again in the backward, where that lowers the peak.
+        pins: offsets, by name, of storages that already lie somewhere: what a forward left for its backward.
         time_limit: seconds the packing may take at most.
         progress: called with a line of text at each stage.
 
@@ -98,7 +100,7 @@ def plan(
             break
         say(f"colouring {variant.strategy}: {len(variant.found)} storages")
         colouring = _coloured(
-            variant, alignment, donate, max(started + time_limit - time.perf_counter(), 0.1), progress
+            variant, alignment, donate, pins or {}, max(started + time_limit - time.perf_counter(), 0.1), progress
         )
         if best is None or colouring.peak_nbytes < best[1].peak_nbytes:
             best = variant, colouring
@@ -112,7 +114,12 @@ def plan(
 
 
 def _coloured(
-    variant: _Variant, alignment: int, donate: bool, time_limit: float, progress: Progress | None
+    variant: _Variant,
+    alignment: int,
+    donate: bool,
+    pins: Mapping[str, int],
+    time_limit: float,
+    progress: Progress | None,
 ) -> Colouring:
     """Offsets for every chain: permanent storages first, in a row, as they are never out of anyone's way.
 
@@ -130,7 +137,8 @@ def _coloured(
         base += everything[place[storage]].nbytes
     placed = frozenset(permanent)
     rest = [position for position, chain in enumerate(groups) if chain[0] not in placed]
-    problem = Problem(tuple(everything[position] for position in rest))
+    free = (everything[position] for position in rest)
+    problem = Problem(tuple(replace(item, offset=pins[item.name] - base) if item.name in pins else item for item in free))
     found = colour(problem, time_limit=time_limit, progress=progress)
     if found.interrupted:
         raise KeyboardInterrupt

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch.fx import GraphModule
+
 from planner.errors import TraceError
 from planner.graph import Graph, check_graph
-from planner.trace.capture import capture
+from planner.trace.capture import Captured, capture
 from planner.trace.lower import lower
 
 MODES = ("backward", "joint", "forward")
@@ -43,4 +45,34 @@ def trace(
     return graph
 
 
-__all__ = ["MODES", "trace"]
+def lower_fx(module: GraphModule, input_names: Sequence[str]) -> Graph:
+    """Lower a torch.fx graph of ATen operators, traced by someone else on fake tensors, as a forward program.
+
+    Args:
+        module: every node carries its fake value in ``meta["val"]``, as AOTAutograd leaves it.
+        input_names: one for each placeholder.
+
+    Raises:
+        TraceError: an operator cannot be planned.
+    """
+    (returned,) = next(node for node in module.graph.nodes if node.op == "output").args
+    names = tuple(f"output.{index}" for index in range(len(returned)))
+    captured = Captured(
+        module=module,
+        mode="forward",
+        state_names=(),
+        input_names=tuple(input_names),
+        grad_output_names=(),
+        parameter_names=frozenset(),
+        gradient_names=(),
+        output_names=names,
+        backward_starts_after=None,
+        bindings={},
+        rebuild=tuple,
+    )
+    graph = lower(captured)
+    check_graph(graph)
+    return graph
+
+
+__all__ = ["MODES", "lower_fx", "trace"]

@@ -7,16 +7,18 @@ goes back to the pool when the last saved tensor dies.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from functorch.compile import default_partition, make_boxed_func
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.partitioners import default_partition
 from torch.fx import GraphModule
 
 from planner.graph import Graph, Role, Storage, Tensor
@@ -44,18 +46,50 @@ class _Compiled:
 
     def __init__(self, module: GraphModule) -> None:
         self.module = module
+        self._read = _read_as_numbers(module)
         self._versions: OrderedDict[tuple[Any, ...], Callable[..., Any]] = OrderedDict()
 
     def __call__(self, *arguments: Any) -> Any:
-        key = (torch.is_grad_enabled(), *(_kind(argument) for argument in arguments))
+        numbers = {position: arguments[position].item() for position in self._read}
+        key = (torch.is_grad_enabled(), *numbers.values(), *(_kind(argument) for argument in arguments))
         version = self._versions.get(key)
         if version is None:
-            version = _Planner().compile(self.module, arguments)
+            version = _Planner().compile(_with_numbers(self.module, numbers), arguments)
             self._versions[key] = version
             while len(self._versions) > MOST_SHAPES:
                 self._versions.popitem(last=False)
         self._versions.move_to_end(key)
         return version(*arguments)
+
+
+def _read_as_numbers(module: GraphModule) -> tuple[int, ...]:
+    """Positions of the arguments that the graph reads a number out of: floats that Dynamo holds as 0-d tensors."""
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    return tuple(position for position, node in enumerate(placeholders) if any(_is_item(user) for user in node.users))
+
+
+def _is_item(node: torch.fx.Node) -> bool:
+    return node.op == "call_method" and node.target == "item"
+
+
+def _with_numbers(module: GraphModule, numbers: Mapping[int, float]) -> GraphModule:
+    """The graph with those numbers in the places where it reads them."""
+    if not numbers:
+        return module
+    made = copy.deepcopy(module)
+    placeholders = [node for node in made.graph.nodes if node.op == "placeholder"]
+    for position, number in numbers.items():
+        for user in [user for user in placeholders[position].users if _is_item(user)]:
+            for reader in list(user.users):
+                put = partial(_number_for, user, number)
+                reader.args, reader.kwargs = torch.fx.map_arg(reader.args, put), torch.fx.map_arg(reader.kwargs, put)
+            made.graph.erase_node(user)
+    made.recompile()
+    return made
+
+
+def _number_for(node: torch.fx.Node, number: float, argument: torch.fx.Node) -> torch.fx.Node | float:
+    return number if argument is node else argument
 
 
 def _kind(argument: Any) -> Any:
@@ -83,15 +117,13 @@ class _Planner:
 
     def compile(self, module: GraphModule, arguments: Sequence[Any]) -> Callable[..., Any]:
         """The graph as a function of its arguments, differentiable through autograd."""
-        compiled = aot_module_simplified(
-            module,
-            list(arguments),
-            fw_compiler=self.forward,
-            bw_compiler=self.backward,
-            partition_fn=self._partition,
-            inference_compiler=self.inference,
-        )
-        return compiled  # type: ignore[no-any-return]
+        options: dict[str, Any] = {
+            "fw_compiler": self.forward,
+            "bw_compiler": self.backward,
+            "inference_compiler": self.inference,
+            "partition_fn": self._partition,
+        }
+        return aot_module_simplified(module, list(arguments), **options)
 
     def _partition(self, joint: GraphModule, inputs: Sequence[Any], *, num_fwd_outputs: int, **options: Any) -> Any:
         self.outputs = num_fwd_outputs
@@ -102,25 +134,27 @@ class _Planner:
         self.outputs = len(_returned(module))
         return self.forward(module, inputs)
 
-    def forward(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def forward(self, module: GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
         """Plan the forward; results after the first ``outputs`` stay in the arena for the backward."""
-        graph = lower_fx(module, [f"input.{index}" for index in range(len(inputs))])
+        graph = lower_fx(module)
         made = plan(graph, alignment=ALIGNMENT)
         self.saved = [_saved(made, port.tensor) for port in made.graph.outputs[self.outputs :]]
-        return make_boxed_func(partial(_run_forward, made, _constants(module), self.outputs))  # type: ignore[no-any-return]
+        return make_boxed_func(partial(_run_forward, made, _constants(module), self.outputs))
 
-    def backward(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def backward(self, module: GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
         """Plan the backward round the saved tensors; those that share a storage in the forward share it here."""
-        graph = lower_fx(module, [f"input.{index}" for index in range(len(inputs))])
+        graph = lower_fx(module)
         kept = [saved for saved in self.saved if saved is not None]
+        # A random operator of the forward may be left over here; running it again would draw again.
+        graph = replace(graph, operations=tuple(o for o in graph.operations if any(i is not None for i in o.outputs)))
         graph, pins = _pinned(graph, kept)
         made = plan(graph, alignment=ALIGNMENT, pins=pins)
-        return make_boxed_func(partial(_run_backward, made, _constants(module), len(kept)))  # type: ignore[no-any-return]
+        return make_boxed_func(partial(_run_backward, made, _constants(module), len(kept)))
 
 
 def _returned(module: GraphModule) -> Sequence[Any]:
     (returned,) = next(node for node in module.graph.nodes if node.op == "output").args
-    return returned  # type: ignore[no-any-return]
+    return tuple(returned)
 
 
 def _constants(module: GraphModule) -> tuple[Any, ...]:

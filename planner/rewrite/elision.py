@@ -197,6 +197,8 @@ def _relocated(
 
 def _product_ready(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether a matrix operand has rows or columns without gaps between elements, as BLAS wants it."""
+    if len(shape) < 2:
+        return True  # a bias
     rows, columns = shape[-2:]
     return (strides[-1] == 1 or columns == 1) or (strides[-2] == 1 or rows == 1)
 

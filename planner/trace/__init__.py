@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from planner.errors import TraceError
@@ -45,23 +46,26 @@ def trace(
     return graph
 
 
-def lower_fx(module: GraphModule, input_names: Sequence[str]) -> Graph:
+def lower_fx(module: GraphModule) -> Graph:
     """Lower a torch.fx graph of ATen operators, traced by someone else on fake tensors, as a forward program.
+
+    Its inputs are the placeholders that are tensors, in order.
 
     Args:
         module: every node carries its fake value in ``meta["val"]``, as AOTAutograd leaves it.
-        input_names: one for each placeholder.
 
     Raises:
         TraceError: an operator cannot be planned.
     """
     (returned,) = next(node for node in module.graph.nodes if node.op == "output").args
     names = tuple(f"output.{index}" for index in range(len(returned)))
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    tensors = [node for node in placeholders if isinstance(node.meta.get("val"), torch.Tensor)]
     captured = Captured(
         module=module,
         mode="forward",
         state_names=(),
-        input_names=tuple(input_names),
+        input_names=tuple(f"input.{index}" for index in range(len(tensors))),
         grad_output_names=(),
         parameter_names=frozenset(),
         gradient_names=(),

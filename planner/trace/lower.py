@@ -44,6 +44,8 @@ def lower(captured: Captured) -> Graph:
     split = ports.split(captured.module.graph)
     for position, node in enumerate(captured.module.graph.nodes):
         builder.backward = position >= split
+        if node.op == "placeholder" and not isinstance(node.meta.get("val"), torch.Tensor):
+            continue  # a number, which tracing has put wherever it is used
         if node.op == "placeholder":
             builder.placeholder(node, *ports.placeholder(node))
         elif node.op == "get_attr":

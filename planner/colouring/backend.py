@@ -32,7 +32,12 @@ class Backend:
 
 def interpreted() -> Backend:
     """Return the backend that needs nothing but Python, and has no limit on numbers."""
-    return Backend(search_kernel.advance, list, lambda count, value: [value] * count, 200)
+    return Backend(search_kernel.advance, list, _repeated, 200)
+
+
+def _repeated(count: int, value: int) -> list[int]:
+    """Return a list of so many equal numbers."""
+    return [value] * count
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 from planner.colouring import search_kernel
 from planner.colouring.backend import Backend
@@ -12,8 +13,6 @@ from planner.colouring.search_kernel import REGISTERS, SOLVED
 
 MEMORY = 1 << 15
 """Slots for what is known to fail. More hardly helps: failures that recur do so soon."""
-
-NearAt = tuple[list[int], list[int]]
 
 
 def sections(instance: Instance) -> tuple[list[int], list[int], int]:
@@ -40,7 +39,7 @@ def sections(instance: Instance) -> tuple[list[int], list[int], int]:
 
 
 class Layout:
-    """What every search of an instance shares: sections, neighbours and pins, in the instance's own numbering."""
+    """What every search of an instance shares: sections, neighbours and pins, and the kernel's arrays of them."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
@@ -59,16 +58,37 @@ class Layout:
                 others += begins[moment]
             others.remove(item)
             self.near[item] = others
-        self.pinned = sorted(
+        pinned = sorted(
             (pin, pin + instance.size[item], self.first[item], self.stop[item])
             for item, pin in enumerate(instance.pin)
             if pin != FREE
         )
+        pins: list[list[int]] = [[] for _ in range(len(instance))]
+        walls: list[list[int]] = [[] for _ in range(self.moments)]
+        for low, high, first, stop in pinned:
+            for moment in range(first, stop):
+                walls[moment] += low, high
+            for item in self.free:
+                if self.first[item] < stop and first < self.stop[item]:
+                    pins[item] += low, high
+        self.pins, self.walls = pins, walls
+        self.low = [_lowest(*item) for item in zip(instance.size, instance.alignment, pins, strict=True)]
+        self.remaining = [sum(instance.size[item] for item in items) for items in self.alive]
+        taken = [sum(wall[1::2]) - sum(wall[::2]) for wall in walls]
+        self.ends = [self.low[item] + instance.size[item] for item in self.free]
+        self.least = max([left + wall for left, wall in zip(self.remaining, taken, strict=True)] + self.ends)
         self.by_first = sorted(self.free, key=lambda item: (self.first[item], item))
+        self._tables: dict[Backend, tuple[Any, ...]] = {}
 
-    def pins_during(self, first: int, stop: int) -> list[tuple[int, int]]:
-        """Return the pinned ranges alive in some of the sections, lowest first."""
-        return [(low, high) for low, high, begins, ends in self.pinned if begins < stop and first < ends]
+    def tables(self, backend: Backend) -> tuple[Any, ...]:
+        """Return the arrays that no search changes, made once for each backend."""
+        if backend not in self._tables:
+            instance = self.instance
+            near, section = _flat(self.near), _flat(self.alive)
+            pins, walls = _flat(self.pins, 2), _flat(self.walls, 2)
+            tables = (instance.size, self.first, self.stop, instance.alignment, *near, *section, *pins, *walls)
+            self._tables[backend] = tuple(backend.array(table) for table in tables)
+        return self._tables[backend]
 
 
 class Search:
@@ -81,89 +101,53 @@ class Search:
         self, layout: Layout, order: Sequence[int], weights: tuple[int, int], target: int, backend: Backend
     ) -> None:
         self.layout = layout
-        self.order = [item for item in order if layout.instance.pin[item] == FREE]
         self.weights = weights
         self.target = target
         self.backend = backend
-        self._hopeless = not self._fill()
+        self._hopeless = layout.least > target
+        if not self._hopeless:
+            self._fill(order)
 
-    def _fill(self) -> bool:
-        """Set up the arrays of the kernel; return whether the target is not plainly out of reach."""
-        layout, backend, order = self.layout, self.backend, self.order
-        count = len(order)
-        number = dict(zip(order, range(count), strict=True))
-        size = [layout.instance.size[item] for item in order]
-        first = [layout.first[item] for item in order]
-        stop = [layout.stop[item] for item in order]
-        alignment = [layout.instance.alignment[item] for item in order]
-        near_at, near = _flat([[number[other] for other in layout.near[item]] for item in order])
-        section_at, section = _flat([sorted(number[item] for item in items) for items in layout.alive])
-        if layout.pinned:
-            pins = [layout.pins_during(*bounds) for bounds in zip(first, stop, strict=True)]
-            walls = [layout.pins_during(moment, moment + 1) for moment in range(layout.moments)]
-        else:
-            pins, walls = [[]] * count, [[]] * layout.moments
-        low = [_lowest(*item) for item in zip(size, alignment, pins, strict=True)]
-        remaining = [sum(layout.instance.size[item] for item in items) for items in layout.alive]
-        self._low = low
-        for nbytes, wall in zip(remaining, walls, strict=True):
-            if nbytes + sum(high - bottom for bottom, high in wall) > self.target:
-                return False
-        deadline = min((at + nbytes for at, nbytes in zip(low, size, strict=True)), default=0)
-        if any(at + nbytes > self.target for at, nbytes in zip(low, size, strict=True)):
-            return False
+    def _fill(self, order: Sequence[int]) -> None:
+        """Set up the arrays of the kernel."""
+        layout, instance, array, full = self.layout, self.layout.instance, self.backend.array, self.backend.full
+        self._problem = layout.tables(self.backend)
+        number = [0] * len(instance)
+        twin = [-1] * len(instance)
         kinds: dict[tuple[int, int, int, int], int] = {}
-        twin = []
-        for index, kind in enumerate(zip(size, first, stop, alignment, strict=True)):
-            twin.append(kinds.get(kind, -1))
-            kinds[kind] = index
-        array, full = backend.array, backend.full
-        tables = [size, first, stop, alignment, twin, near_at, near, section_at, section]
-        for rows in (pins, walls):
-            tables += [
-                [0, *accumulate(len(row) for row in rows)],
-                [bottom for row in rows for bottom, _ in row],
-                [high for row in rows for _, high in row],
-            ]
-        frames, moves, pieces = count + 2, len(near) + count + 1, 2 * count + 4
-        items = full(count + count * (count + 3) // 2 + 2, 0)
-        items[:count] = array([number[item] for item in layout.by_first])
-        witness = [section[at] if at < len(section) else 0 for at in section_at[:-1]]
-        self._low = array(low)
-        self._problem = tuple(array(table) for table in tables)
+        for index, item in enumerate(order):
+            number[item] = index
+            if instance.pin[item] == FREE:
+                kind = (instance.size[item], layout.first[item], layout.stop[item], instance.alignment[item])
+                twin[item] = kinds.get(kind, -1)
+                kinds[kind] = item
+        count = len(layout.free)
+        triangle = count * (count + 3) // 2 + 2
+        items = full(count + triangle, 0)
+        items[:count] = array(layout.by_first)
+        frames = full((count + 2) * search_kernel.FRAME, 0)
+        frames[search_kernel.END] = frames[search_kernel.ITEMS_BASE] = count
+        frames[search_kernel.TO] = layout.moments
+        frames[search_kernel.DEADLINE] = min(layout.ends, default=0)
+        frames[search_kernel.LAST] = frames[search_kernel.TRIED] = frames[search_kernel.KEY] = -1
+        self._low = array(layout.low)
         self._state = (
+            array(number),
+            array(twin),
             self._low,
-            full(count, 0),  # placed
-            array(remaining),
-            array(witness),
-            full(count, -1),  # support
-            full(moves, 0),  # trail_item
-            full(moves, 0),  # trail_value
+            full(len(instance), 0),  # placed
+            array(layout.remaining),
+            array([items[0] if items else 0 for items in layout.alive]),  # witness
+            full(len(instance), -1),  # support
+            full(layout.moments, 0),  # limits
+            full(2 * (sum(map(len, layout.near)) + count + 1), 0),  # trails
             items,
-            full(frames, 0),  # begin
-            full(frames, 0),  # end
-            full(frames, 0),  # floor
-            full(frames, -1),  # last
-            full(frames, 0),  # deadline
-            full(frames, -1),  # tried
-            full(frames, -1),  # tried_rank
-            full(frames, 0),  # trail_base
-            full(frames, 0),  # items_base
-            full(frames, 0),  # piece_base
-            full(frames, 0),  # piece
-            full(frames, 0),  # piece_end
-            full(pieces, 0),  # piece_from
-            full(pieces, 0),  # piece_to
-            full(pieces, 0),  # piece_deadline
-            full(pieces, 0),  # piece_key
-            full(frames, 0),  # key
+            full(triangle, 0),  # candidates
+            frames,
+            full((2 * count + 4) * search_kernel.PIECE_SIZE, 0),  # pieces
             full(MEMORY, -1),  # failed
         )
-        self._state[9][0] = count
-        self._state[12][0] = deadline
-        self._state[16][0] = count
         self._registers = full(REGISTERS, 0)
-        return True
 
     @property
     def nodes(self) -> int:
@@ -174,28 +158,26 @@ class Search:
         """Search on for up to ``nodes`` nodes; return ``SOLVED``, ``EXHAUSTED`` or ``PAUSED``."""
         if self._hopeless:
             return search_kernel.EXHAUSTED
-        if not self.order:
+        if not self.layout.free:
             return SOLVED
         limit = self.nodes + nodes
         return self.backend.advance(self._problem, self._state, self._registers, self.target, *self.weights, limit)
 
     def offsets(self) -> list[int]:
         """Return the packing found, by item of the instance."""
-        offsets = list(self.layout.instance.pin)
-        for index, item in enumerate(self.order):
-            offsets[item] = int(self._low[index])
-        return offsets
+        pins = self.layout.instance.pin
+        return [int(low) if pin == FREE else pin for low, pin in zip(self._low, pins, strict=True)]
 
 
-def _lowest(size: int, alignment: int, pins: list[tuple[int, int]]) -> int:
-    """Return the lowest offset between the pins."""
+def _lowest(size: int, alignment: int, pins: list[int]) -> int:
+    """Return the lowest offset between the pins, given as pairs of ends."""
     at = 0
-    for low, high in pins:
+    for low, high in zip(pins[::2], pins[1::2], strict=True):
         if at < high and at + size > low:
             at = high + -high % alignment
     return at
 
 
-def _flat(rows: list[list[int]]) -> NearAt:
-    """Return where each row begins, and the rows as one list."""
-    return [0, *accumulate(len(row) for row in rows)], [value for row in rows for value in row]
+def _flat(rows: list[list[int]], width: int = 1) -> tuple[list[int], list[int]]:
+    """Return where each row begins, in entries of ``width`` numbers, and the rows as one list."""
+    return [0, *accumulate(len(row) // width for row in rows)], [value for row in rows for value in row]

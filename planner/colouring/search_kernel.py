@@ -22,59 +22,91 @@ from __future__ import annotations
 from typing import Any
 
 SOLVED, EXHAUSTED, PAUSED = 1, -1, 0
-DEPTH, NODES, TRAIL = 0, 1, 2
-REGISTERS = 3
+DEPTH, NODES, TRAIL, FAILED_AT = 0, 1, 2, 3
+REGISTERS = 4
 MASK = (1 << 62) - 1
 MIX_ITEM, MIX_LOW, MIX_KEY = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB
+
+BEGIN, END, FROM, TO, DEADLINE, FLOOR, LAST, KEY = 0, 1, 2, 3, 4, 5, 6, 7
+TRIED, CANDIDATES, TRAIL_BASE, ITEMS_BASE, PIECE_BASE, PIECE, PIECE_END = 8, 9, 10, 11, 12, 13, 14
+FRAME = 15
+"""A frame's numbers: its items, its moments, the end no candidate may start at, the place before it, its key; then
+the next candidate (or -1: not listed yet) and the end of the list, and where its trail, items and pieces begin."""
+
+PIECE_SIZE = 6
+"""A piece has the first six of a frame's numbers, its key in place of the floor."""
 
 
 def advance(
     problem: Any, state: Any, registers: Any, target: int, offset_weight: int, index_weight: int, node_limit: int
 ) -> int:
     """Search on until solved, exhausted or ``node_limit`` nodes are counted; see ``search`` for the arrays."""
-    size, first, stop, alignment, twin, near_at, near, section_at, section, pin_at, pin_low, pin_high = problem[:12]
-    wall_at, wall_low, wall_high = problem[12:]
-    low, placed, remaining, witness, support, trail_item, trail_value, items = state[:8]
-    begin, end, floor, last, deadline, tried, tried_rank, trail_base, items_base, piece_base, piece, piece_end = state[
-        8:20
-    ]
-    piece_from, piece_to, piece_deadline, piece_key, key, failed = state[20:]
+    size, first, stop, alignment, near_at, near, section_at, section, pin_at, pins, wall_at, walls = problem
+    (
+        number,
+        twin,
+        low,
+        placed,
+        remaining,
+        witness,
+        support,
+        limits,
+        trails,
+        items,
+        candidates,
+        frames,
+        pieces,
+        failed,
+    ) = state
     slots = len(failed)
     depth = registers[DEPTH]
     nodes = registers[NODES]
     trail = registers[TRAIL]
+    failed_at = registers[FAILED_AT]
     outcome = PAUSED
     while outcome == PAUSED and nodes < node_limit:
-        # The next candidate of this frame: the least weighed sum of offset and index.
-        chosen = -1
-        chosen_rank = 0
-        for position in range(begin[depth], end[depth]):
-            item = items[position]
-            at = low[item]
-            if at >= deadline[depth] or at < floor[depth] or (at == floor[depth] and item < last[depth]):
-                continue
-            if twin[item] >= 0 and placed[twin[item]] == 0:
-                continue
-            rank = at * offset_weight + item * index_weight
-            if rank < tried_rank[depth] or (rank == tried_rank[depth] and item <= tried[depth]):
-                continue
-            if chosen < 0 or rank < chosen_rank or (rank == chosen_rank and item < chosen):
-                chosen = item
-                chosen_rank = rank
-        fits = chosen >= 0
+        here = depth * FRAME
+        if frames[here + TRIED] < 0:
+            # List the candidates of a new frame by the weighed sum of offset and number.
+            base = 0 if depth == 0 else frames[here - FRAME + CANDIDATES]
+            write = base
+            floor = frames[here + FLOOR]
+            for position in range(frames[here + BEGIN], frames[here + END]):
+                item = items[position]
+                at = low[item]
+                if at >= frames[here + DEADLINE] or at < floor or (at == floor and number[item] < frames[here + LAST]):
+                    continue
+                if twin[item] >= 0 and placed[twin[item]] == 0:
+                    continue
+                rank = at * offset_weight + number[item] * index_weight
+                slot = write
+                while slot > base:
+                    other = candidates[slot - 1]
+                    other_rank = low[other] * offset_weight + number[other] * index_weight
+                    if other_rank < rank or (other_rank == rank and number[other] < number[item]):
+                        break
+                    candidates[slot] = other
+                    slot -= 1
+                candidates[slot] = item
+                write += 1
+            frames[here + TRIED] = base
+            frames[here + CANDIDATES] = write
+        fits = frames[here + TRIED] < frames[here + CANDIDATES]
         if not fits:
-            failed[key[depth] % slots] = key[depth]
+            failed[frames[here + KEY] % slots] = frames[here + KEY]
             depth -= 1
+            here -= FRAME
             if depth < 0:
                 outcome = EXHAUSTED
                 break
         else:
             nodes += 1
-            tried[depth] = chosen
-            tried_rank[depth] = chosen_rank
+            chosen = candidates[frames[here + TRIED]]
+            frames[here + TRIED] += 1
             chosen_low = low[chosen]
+            chosen_number = number[chosen]
             placed[chosen] = 1
-            trail_item[trail] = -1 - chosen
+            trails[2 * trail] = -1 - chosen
             trail += 1
             for moment in range(first[chosen], stop[chosen]):
                 remaining[moment] -= size[chosen]
@@ -87,165 +119,171 @@ def advance(
                 if alignment[item] > 1:
                     at += -at % alignment[item]
                 for pin in range(pin_at[item], pin_at[item + 1]):
-                    if at < pin_high[pin] and at + size[item] > pin_low[pin]:
-                        at = pin_high[pin]
+                    if at < pins[2 * pin + 1] and at + size[item] > pins[2 * pin]:
+                        at = pins[2 * pin + 1]
                         if alignment[item] > 1:
                             at += -at % alignment[item]
-                trail_item[trail] = item
-                trail_value[trail] = low[item]
+                trails[2 * trail] = item
+                trails[2 * trail + 1] = low[item]
                 trail += 1
                 low[item] = at
                 if at + size[item] > target:
                     fits = False
                     break
-            # What remains, in pieces that share no moment; the list is in order of first moments.
-            pieces = piece_base[depth]
-            write = items_base[depth]
-            if fits:
-                reach = -1
-                for position in range(begin[depth], end[depth]):
-                    item = items[position]
-                    if item == chosen:
+            # In each moment some item must start at or below its limit. The one that failed last is looked at first.
+            turn = frames[here + FROM] - 1
+            while fits and turn < frames[here + TO]:
+                moment = turn
+                if turn < frames[here + FROM]:
+                    moment = failed_at
+                    if moment < frames[here + FROM] or moment >= frames[here + TO]:
+                        moment = frames[here + FROM]
+                turn += 1
+                if remaining[moment] == 0:
+                    continue
+                limit = target - remaining[moment]
+                if wall_at[moment] < wall_at[moment + 1]:
+                    above = 0
+                    for wall in range(wall_at[moment], wall_at[moment + 1]):
+                        above += walls[2 * wall + 1] - walls[2 * wall]
+                    for wall in range(wall_at[moment], wall_at[moment + 1]):
+                        if limit - above < walls[2 * wall]:
+                            break
+                        above -= walls[2 * wall + 1] - walls[2 * wall]
+                    limit -= above
+                limits[moment] = limit
+                item = witness[moment]
+                at = low[item]
+                if placed[item] == 0 and at <= limit and at >= chosen_low:
+                    if at > chosen_low or number[item] > chosen_number:
                         continue
-                    if first[item] >= reach:
-                        piece_from[pieces] = write
-                        piece_deadline[pieces] = target + 1
-                        piece_key[pieces] = 0
-                        pieces += 1
-                        reach = stop[item]
-                    elif stop[item] > reach:
-                        reach = stop[item]
-                    items[write] = item
-                    write += 1
-                    piece_to[pieces - 1] = write
+                found = False
+                for position in range(section_at[moment], section_at[moment + 1]):
+                    item = section[position]
                     at = low[item]
-                    if at + size[item] < piece_deadline[pieces - 1]:
-                        piece_deadline[pieces - 1] = at + size[item]
-                    mix = (((at + 1) * MIX_LOW) & MASK) ^ (((item + 1) * MIX_ITEM) & MASK)
-                    if at < chosen_low or (at == chosen_low and item < chosen):
-                        mix = mix ^ MIX_KEY
-                    mix = ((mix ^ (mix >> 29)) * MIX_KEY) & MASK
-                    piece_key[pieces - 1] = (piece_key[pieces - 1] + (mix ^ (mix >> 31))) & MASK
-            checked = piece_base[depth]
-            while fits and checked < pieces:
-                if failed[piece_key[checked] % slots] == piece_key[checked]:
-                    fits = False
-                    break
-                moment = first[items[piece_from[checked]]]
-                reach = moment
-                for position in range(piece_from[checked], piece_to[checked]):
-                    item = items[position]
-                    if stop[item] > reach:
-                        reach = stop[item]
-                    at = low[item]
-                    if at < chosen_low or (at == chosen_low and item < chosen):
-                        # Stranded: some neighbour must come to lie below its end.
-                        under = support[item]
-                        if under < 0 or placed[under] == 1 or low[under] >= at + size[item]:
-                            found = False
-                            for other in range(near_at[item], near_at[item + 1]):
-                                under = near[other]
-                                if placed[under] == 0 and low[under] < at + size[item]:
-                                    support[item] = under
-                                    found = True
-                                    break
-                            if not found:
-                                fits = False
-                                break
-                while fits and moment < reach:
-                    # Some item must start at or below `limit` here.
-                    limit = target - remaining[moment]
-                    if wall_at[moment] < wall_at[moment + 1]:
-                        above = 0
-                        for wall in range(wall_at[moment], wall_at[moment + 1]):
-                            above += wall_high[wall] - wall_low[wall]
-                        for wall in range(wall_at[moment], wall_at[moment + 1]):
-                            if limit - above < wall_low[wall]:
-                                break
-                            above -= wall_high[wall] - wall_low[wall]
-                        limit -= above
-                    if limit < chosen_low:
-                        fits = False
+                    if placed[item] == 1 or at > limit:
+                        continue
+                    if at > chosen_low or (at == chosen_low and number[item] > chosen_number):
+                        witness[moment] = item
+                        found = True
                         break
-                    if limit + 1 < piece_deadline[checked]:
-                        piece_deadline[checked] = limit + 1
-                    item = witness[moment]
-                    at = low[item]
-                    if placed[item] == 1 or at > limit or at < chosen_low or (at == chosen_low and item < chosen):
-                        found = False
-                        for position in range(section_at[moment], section_at[moment + 1]):
-                            item = section[position]
-                            at = low[item]
-                            if placed[item] == 1 or at > limit:
-                                continue
-                            if at > chosen_low or (at == chosen_low and item > chosen):
-                                witness[moment] = item
-                                found = True
+                position = section_at[moment]
+                while not found and position < section_at[moment + 1]:
+                    item = section[position]
+                    position += 1
+                    if placed[item] == 1 or low[item] > limit:
+                        continue
+                    # Stranded: it can only start above a neighbour yet to be placed.
+                    for other in range(near_at[item], near_at[item + 1]):
+                        under = near[other]
+                        if placed[under] == 1 or low[under] >= low[item] + size[item]:
+                            continue
+                        at = low[under]
+                        if at < chosen_low:
+                            at = chosen_low
+                        if at + size[under] <= limit:
+                            found = True
+                            break
+                if not found:
+                    fits = False
+                    failed_at = moment
+            # What remains, in pieces that share no moment; the list is in order of first moments.
+            first_piece = frames[here + PIECE_BASE]
+            last_piece = first_piece - 1
+            write = frames[here + ITEMS_BASE]
+            reach = -1
+            position = frames[here + BEGIN]
+            while fits and position < frames[here + END]:
+                item = items[position]
+                position += 1
+                if item == chosen:
+                    continue
+                at = low[item]
+                passed = at < chosen_low or (at == chosen_low and number[item] < chosen_number)
+                if passed:
+                    # Stranded: some neighbour must come to lie below its end.
+                    under = support[item]
+                    if under < 0 or placed[under] == 1 or low[under] >= at + size[item]:
+                        fits = False
+                        for other in range(near_at[item], near_at[item + 1]):
+                            under = near[other]
+                            if placed[under] == 0 and low[under] < at + size[item]:
+                                support[item] = under
+                                fits = True
                                 break
-                        position = section_at[moment]
-                        while not found and position < section_at[moment + 1]:
-                            item = section[position]
-                            position += 1
-                            if placed[item] == 1 or low[item] > limit:
-                                continue
-                            # Stranded: it can only start above a neighbour yet to be placed.
-                            for other in range(near_at[item], near_at[item + 1]):
-                                under = near[other]
-                                if placed[under] == 1 or low[under] >= low[item] + size[item]:
-                                    continue
-                                at = low[under]
-                                if at < chosen_low:
-                                    at = chosen_low
-                                if at + size[under] <= limit:
-                                    found = True
-                                    break
-                        fits = found
-                    moment += 1
-                checked += 1
-            if fits:
+                if first[item] >= reach:
+                    last_piece += 1
+                    slot = last_piece * PIECE_SIZE
+                    pieces[slot + BEGIN] = write
+                    pieces[slot + FROM] = first[item]
+                    pieces[slot + DEADLINE] = target + 1
+                    pieces[slot + FLOOR] = 0
+                slot = last_piece * PIECE_SIZE
+                if stop[item] > reach:
+                    reach = stop[item]
+                    pieces[slot + TO] = reach
+                items[write] = item
+                write += 1
+                pieces[slot + END] = write
+                if at + size[item] < pieces[slot + DEADLINE]:
+                    pieces[slot + DEADLINE] = at + size[item]
+                mix = (((at + 1) * MIX_LOW) & MASK) ^ (((item + 1) * MIX_ITEM) & MASK)
+                if passed:
+                    mix = mix ^ MIX_KEY
+                mix = ((mix ^ (mix >> 29)) * MIX_KEY) & MASK
+                pieces[slot + FLOOR] = (pieces[slot + FLOOR] + (mix ^ (mix >> 31))) & MASK
+            piece = first_piece
+            while fits and piece <= last_piece:
+                slot = piece * PIECE_SIZE
+                key = pieces[slot + FLOOR]
+                fits = failed[key % slots] != key
+                for moment in range(pieces[slot + FROM], pieces[slot + TO]):
+                    if limits[moment] + 1 < pieces[slot + DEADLINE]:
+                        pieces[slot + DEADLINE] = limits[moment] + 1
                 # Smallest piece first: it fails soonest.
-                for position in range(piece_base[depth] + 1, pieces):
-                    slot = position
-                    while slot > piece_base[depth] and (
-                        piece_to[slot] - piece_from[slot] < piece_to[slot - 1] - piece_from[slot - 1]
-                    ):
-                        piece_from[slot], piece_from[slot - 1] = piece_from[slot - 1], piece_from[slot]
-                        piece_to[slot], piece_to[slot - 1] = piece_to[slot - 1], piece_to[slot]
-                        piece_deadline[slot], piece_deadline[slot - 1] = piece_deadline[slot - 1], piece_deadline[slot]
-                        piece_key[slot], piece_key[slot - 1] = piece_key[slot - 1], piece_key[slot]
-                        slot -= 1
-                piece[depth] = piece_base[depth]
-                piece_end[depth] = pieces
-                while piece[depth] == piece_end[depth]:
+                while slot > first_piece * PIECE_SIZE and (
+                    pieces[slot + END] - pieces[slot] < pieces[slot - PIECE_SIZE + END] - pieces[slot - PIECE_SIZE]
+                ):
+                    for field in range(slot, slot + PIECE_SIZE):
+                        swap = pieces[field]
+                        pieces[field] = pieces[field - PIECE_SIZE]
+                        pieces[field - PIECE_SIZE] = swap
+                    slot -= PIECE_SIZE
+                piece += 1
+            if fits:
+                frames[here + PIECE] = first_piece
+                frames[here + PIECE_END] = last_piece + 1
+                while frames[here + PIECE] == frames[here + PIECE_END]:
                     depth -= 1
+                    here -= FRAME
                     if depth < 0:
                         outcome = SOLVED
                         break
-                    piece[depth] += 1
+                    frames[here + PIECE] += 1
                 if outcome == PAUSED:
-                    part = piece[depth]
-                    begin[depth + 1] = piece_from[part]
-                    end[depth + 1] = piece_to[part]
-                    deadline[depth + 1] = piece_deadline[part]
-                    key[depth + 1] = piece_key[part]
-                    floor[depth + 1] = low[tried[depth]]
-                    last[depth + 1] = tried[depth]
-                    trail_base[depth + 1] = trail
-                    items_base[depth + 1] = items_base[depth]
-                    for slot in range(piece[depth], piece_end[depth]):
-                        if piece_to[slot] > items_base[depth + 1]:
-                            items_base[depth + 1] = piece_to[slot]
-                    piece_base[depth + 1] = piece_end[depth]
+                    below = here + FRAME
+                    slot = frames[here + PIECE] * PIECE_SIZE
+                    for field in range(FLOOR):
+                        frames[below + field] = pieces[slot + field]
+                    frames[below + KEY] = pieces[slot + FLOOR]
+                    last = candidates[frames[here + TRIED] - 1]
+                    frames[below + FLOOR] = low[last]
+                    frames[below + LAST] = number[last]
+                    frames[below + TRIED] = -1
+                    frames[below + TRAIL_BASE] = trail
+                    frames[below + ITEMS_BASE] = frames[here + ITEMS_BASE]
+                    for piece in range(frames[here + PIECE], frames[here + PIECE_END]):
+                        if pieces[piece * PIECE_SIZE + END] > frames[below + ITEMS_BASE]:
+                            frames[below + ITEMS_BASE] = pieces[piece * PIECE_SIZE + END]
+                    frames[below + PIECE_BASE] = frames[here + PIECE_END]
                     depth += 1
-                    tried[depth] = -1
-                    tried_rank[depth] = -1
         if not fits:
             # Take back what this frame placed, and whatever its solved pieces placed after it.
-            while trail > trail_base[depth]:
+            while trail > frames[here + TRAIL_BASE]:
                 trail -= 1
-                item = trail_item[trail]
+                item = trails[2 * trail]
                 if item >= 0:
-                    low[item] = trail_value[trail]
+                    low[item] = trails[2 * trail + 1]
                 else:
                     item = -1 - item
                     placed[item] = 0
@@ -254,4 +292,5 @@ def advance(
     registers[DEPTH] = depth
     registers[NODES] = nodes
     registers[TRAIL] = trail
+    registers[FAILED_AT] = failed_at
     return outcome

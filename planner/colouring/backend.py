@@ -59,6 +59,12 @@ def compiled() -> Backend | None:
     return Backend(advance, array, full, 20_000)
 
 
+def loaded() -> Backend:
+    """Return the compiled backend if some search ran on it before, else the interpreted one: both search alike."""
+    backend = compiled() if compiled.cache_info().currsize else None
+    return backend or interpreted()
+
+
 @cache
 def compiled_first_fit() -> Callable[..., int] | None:
     """Return ``first_fit_kernel.place`` compiled, or ``None`` where numba is not installed."""

@@ -21,6 +21,9 @@ from planner.colouring.search_kernel import EXHAUSTED, PAUSED, SOLVED
 FIRST_NODES = 3000
 """Nodes of the shortest try: most that succeed at all do so in fewer."""
 
+FIXED_ORDERS, FIXED_NODES = 7, (2500, 10_000)
+"""How many orders are tried without noise, and the nodes each gets in its first try and its second."""
+
 OFFSET_WEIGHT = 1024
 """Offsets count this much more than numbers, so that a small share of the number can be expressed."""
 
@@ -66,7 +69,13 @@ class Decider:
 
 
 def _allowance(attempt: int) -> int:
-    """Return the nodes of the ``attempt``-th try (from 1): every sixth has eight times as many, and so on."""
+    """Return the nodes of the ``attempt``-th try (from 1): every sixth has eight times as many, and so on.
+
+    Before that come the fixed orders, with few nodes, then with more.
+    """
+    if attempt <= len(FIXED_NODES) * FIXED_ORDERS:
+        return FIXED_NODES[(attempt - 1) // FIXED_ORDERS]
+    attempt -= len(FIXED_NODES) * FIXED_ORDERS
     nodes = FIRST_NODES
     while attempt % 6 == 0:
         nodes *= 8
@@ -86,15 +95,19 @@ def _restarts(instance: Instance) -> Iterator[tuple[list[int], float]]:
     grain = max(1, max(heaviest) * 3 // 100)
     size, span = instance.size, instance.span
     width = [end - start for start, end in zip(instance.start, instance.end, strict=True)]
-    for order in (
+    bulk = [high * wide for high, wide in zip(size, width, strict=True)]
+    fixed = (
         sorted(items, key=lambda item: (-heaviest[item], -span[item], -area[item])),
-        sorted(items, key=lambda item: (-heaviest[item], -width[item], -size[item] * width[item])),
+        sorted(items, key=lambda item: (-heaviest[item], -width[item], -bulk[item])),
+        sorted(items, key=lambda item: (-bulk[item], -heaviest[item], -width[item])),
         sorted(items, key=lambda item: (-heaviest[item], -area[item], -span[item])),
-        sorted(items, key=lambda item: (-span[item], -area[item], -heaviest[item])),
+        sorted(items, key=lambda item: (-width[item], -heaviest[item], -bulk[item])),
         sorted(items, key=lambda item: (-heaviest[item] // grain, -area[item], -span[item])),
         sorted(items, key=lambda item: (instance.start[item], -span[item], -area[item])),
-    ):
-        yield order, 0.0
+    )
+    for _ in FIXED_NODES:
+        for order in fixed:
+            yield order, 0.0
     attempt = 0
     while True:
         spread = (0.02, 0.05, 0.1, 0.2)[attempt // 4 % 4]

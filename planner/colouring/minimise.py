@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from planner.colouring.backend import SAFE_TOTAL, Backend, compiled, interpreted
+from planner.colouring.backend import SAFE_TOTAL, Backend, compiled, interpreted, loaded
 from planner.colouring.best import Best
 from planner.colouring.exact import Decider
 from planner.colouring.instance import Instance, instances
@@ -22,6 +22,9 @@ TINY = 15
 
 TINY_NODES, SMALL_NODES, FIRST_ROUND_NODES = 4_000, 1_200, 120_000
 """Nodes a round for tiny components and others when interpreted, and in the first round when compiled."""
+
+MISSED_ROUND_NODES = 4 * FIRST_ROUND_NODES
+"""Nodes of the round that also looks above a capacity that was not met, for the least peak to name."""
 
 TINY_ROUNDS = 3
 """Rounds for tiny components: each bisects what the last left open."""
@@ -59,13 +62,16 @@ def minimise(
         _sweep(part, goal_nbytes, deadline, tick)
         if part.done(goal_nbytes):
             return loading
-    deciders = _deciders(instance, interpreted())
+    small = _fits_64_bits(part)
+    deciders = _deciders(instance, loaded() if small else interpreted())
     if len(instance) <= TINY:
         for _ in range(TINY_ROUNDS):
             _round(part, *deciders, goal_nbytes, TINY_NODES, deadline, tick)
+    elif give_up:
+        _decide(part, deciders[0], max(goal_nbytes // instance.unit, part.floor), SMALL_NODES, deadline, tick)
     else:
         _round(part, *deciders, goal_nbytes, SMALL_NODES, deadline, tick)
-    if part.done(goal_nbytes) or time_limit < WORTH_COMPILING_SECONDS or not _fits_64_bits(part):
+    if part.done(goal_nbytes) or time_limit < WORTH_COMPILING_SECONDS or not small:
         return loading
     start = time.monotonic()
     backend: Backend | None = compiled()
@@ -79,7 +85,7 @@ def minimise(
     while not part.done(goal_nbytes) and time.monotonic() < deadline:
         if give_up and part.floor * instance.unit > goal_nbytes:
             return loading
-        if give_up and nodes > FIRST_ROUND_NODES:  # what lies between tells only by how much the goal is missed
+        if give_up and nodes != MISSED_ROUND_NODES:  # what lies between tells only by how much the goal is missed
             goal = max(goal_nbytes // instance.unit, part.floor)
             _decide(part, deciders[0], goal, nodes, deadline, tick)
         else:

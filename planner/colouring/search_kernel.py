@@ -154,8 +154,10 @@ def advance(
                 limits[moment] = limit
                 item = witness[moment]
                 at = low[item]
-                if placed[item] == 0 and at <= limit and at >= chosen_low:
-                    if at > chosen_low or number[item] > chosen_number:
+                if placed[item] == 0 and at <= limit:
+                    if at > chosen_low:
+                        continue
+                    if at == chosen_low and number[item] > chosen_number:
                         continue
                 found = False
                 for position in range(section_at[moment], section_at[moment + 1]):

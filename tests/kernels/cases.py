@@ -62,7 +62,7 @@ ELEMENTWISE: list[Call] = [
     *(_unary(name, positive=True) for name in _POSITIVE),
     *(_binary(name) for name in ("add", "sub", "mul", "div", "remainder", *_COMPARED)),
     *(_binary(name, "Scalar", 0.75) for name in ("add", "sub", "mul", "div", "remainder", "rsub", *_COMPARED)),
-    *(_binary(name, "default") for name in ("maximum", "minimum", "gelu_backward", "silu_backward")),
+    *(_binary(name, "default") for name in ("maximum", "minimum", "floor_divide", "gelu_backward", "silu_backward")),
     _binary("sigmoid_backward", "default"),
     _binary("tanh_backward", "default"),
     _binary("rsub"),

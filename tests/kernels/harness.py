@@ -83,6 +83,7 @@ def perform(
     strided: bool = False,
     overwrite: int | None = None,
     mutated: int | None = None,
+    mutates: tuple[int, ...] = (),
     count: bool = True,
 ) -> Outcome:
     """Run ``operator`` on ``values``; results are shaped like ``expected``.
@@ -91,6 +92,7 @@ def perform(
         strided: lay every operand and result of two or more dimensions out transposed, with gaps.
         overwrite: the operand that the first result is written onto.
         mutated: the operand that the operator changes by its own definition, and that is its result.
+        mutates: operands that it changes beside its results; they come first in ``expected``.
         count: run a second time under the profiler.
     """
     bench = Bench()
@@ -110,10 +112,11 @@ def perform(
     arguments = tuple(argument(value) for value in values)
     named = tuple((name, argument(value)) for name, value in sorted(keywords.items()))
     outputs: list[int | None] = []
+    changed = (mutated,) if mutated is not None else mutates
     for position, wanted in enumerate(expected):
-        over = arguments[overwrite] if overwrite is not None and position == 0 else None
-        if mutated is not None and position == 0:
-            target = arguments[mutated]
+        over = arguments[overwrite] if overwrite is not None and position == len(changed) else None
+        if position < len(changed):
+            target = arguments[changed[position]]
             outputs.append(target.tensor if isinstance(target, TensorRef) else None)
         elif wanted is None:
             outputs.append(None)

@@ -80,10 +80,10 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
         **dict.fromkeys(
             """
             abs add addcdiv addcmul bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max clamp_min cos
-            div elu eq erf exp exp2 expm1 floor floor_divide ge gt hardsigmoid hardswish hardtanh le leaky_relu lerp log log1p log2
-            logical_and logical_not logical_or lt masked_fill maximum minimum mul ne neg pow reciprocal relu remainder
-            round rsqrt rsub sigmoid sigmoid_backward sign silu silu_backward sin softplus sqrt square sub tan tanh
-            tanh_backward threshold_backward trunc where conj_physical leaky_relu_backward elu_backward
+            div elu eq erf exp exp2 expm1 floor floor_divide ge gt hardsigmoid hardswish hardtanh le leaky_relu lerp log log1p
+            log2 logical_and logical_not logical_or lt masked_fill maximum minimum mul ne neg pow reciprocal relu
+            remainder round rsqrt rsub sigmoid sigmoid_backward sign silu silu_backward sin softplus sqrt square sub
+            tan tanh tanh_backward threshold_backward trunc where conj_physical leaky_relu_backward elu_backward
             softplus_backward hardtanh_backward
             """.split(),
             _POINTWISE,

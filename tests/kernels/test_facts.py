@@ -51,7 +51,7 @@ def test_every_fact_has_an_example() -> None:
 def test_results_equal_eager_without_allocation(call: Call, dtype: torch.dtype) -> None:
     if dtype != torch.float32 and not call.halves:
         pytest.skip("not drawn in 16 bits")
-    check(call, dtype)
+    check(call, dtype, count=dtype != torch.bfloat16 or not is_elementwise(call.operator))
 
 
 @pytest.mark.parametrize("call", named([call for call in ELEMENTWISE + OTHERS if accepts_strides(call.operator)]))
@@ -91,7 +91,7 @@ PLACES = [
 
 @pytest.mark.parametrize(("call", "position", "strided"), PLACES)
 def test_a_result_may_be_written_onto_the_operand(call: Call, position: int, strided: bool) -> None:
-    check(call, torch.float32, strided=strided, overwrite=position)
+    check(call, torch.float32, strided=strided, overwrite=position, count=strided)
 
 
 @pytest.mark.parametrize("call", named([call for call in OTHERS if facts(call.operator).overwrites]))

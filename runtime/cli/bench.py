@@ -31,6 +31,22 @@ def bench_attention_command(
         show(report, as_json)
 
 
+@bench_app.command("step")
+def bench_step_command(
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds a model.")] = 15,
+    threads: Annotated[int, typer.Option(min=1, help="Threads for every contender.")] = 2,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Tiny models, to see that it works.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """A training step of GPT-2 and BERT through TrainingStep beside eager's and Inductor's."""
+    with one_line_errors(debug):
+        from runtime.bench.step import SIZES, SMOKE, bench_step
+
+        report = bench_step(sizes=SMOKE if smoke else SIZES, rounds=rounds, threads=threads, progress=progress)
+        show(report, as_json)
+
+
 @bench_app.command("pack")
 def bench_pack_command(
     files: Annotated[

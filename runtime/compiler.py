@@ -143,13 +143,20 @@ class _Planner:
 
     def backward(self, module: GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
         """Plan the backward round the saved tensors; those that share a storage in the forward share it here."""
+        # A random operator of the forward may be left over here, unused; running it again would draw again.
+        module.graph.eliminate_dead_code(is_impure_node=_is_kept)
         graph = lower_fx(module)
         kept = [saved for saved in self.saved if saved is not None]
-        # A random operator of the forward may be left over here; running it again would draw again.
-        graph = replace(graph, operations=tuple(o for o in graph.operations if any(i is not None for i in o.outputs)))
         graph, pins = _pinned(graph, kept)
         made = plan(graph, alignment=ALIGNMENT, pins=pins)
         return make_boxed_func(partial(_run_backward, made, _constants(module), len(kept)))
+
+
+def _is_kept(node: torch.fx.Node) -> bool:
+    """Whether a node matters even if nobody reads its result."""
+    if node.op in ("placeholder", "output"):
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _returned(module: GraphModule) -> Sequence[Any]:

@@ -71,6 +71,41 @@ def _safe_softmax(builder: Builder, node: torch.fx.Node) -> bool:
     return True
 
 
+def _native_dropout(builder: Builder, node: torch.fx.Node) -> bool:
+    """A mask of kept elements is drawn; the input times 1/(1−p), with zero where it is not kept."""
+    probability, training = node.args[1], _argument(node, 2, "train", default=True)
+    if not training or not isinstance(probability, float) or not 0.0 < probability < 1.0:
+        return False
+    source = _operand(builder, node.args[0])
+    result, mask = (
+        builder.add_value(f"{node.name}.{position}", value, Role.TEMPORARY, node)
+        for position, value in enumerate(node.meta["val"])
+    )
+    builder.tensor_of[node] = (result, mask)
+    builder.emit(node, "aten.bernoulli_.float", (TensorRef(mask), 1.0 - probability), (), (mask,))
+    _drop(builder, node, source, mask, 1.0 / (1.0 - probability), result)
+    return True
+
+
+def _native_dropout_backward(builder: Builder, node: torch.fx.Node) -> bool:
+    """The gradient times the scale, with zero where the mask did not keep."""
+    scale = node.args[2]
+    if not isinstance(scale, float):
+        return False
+    gradient, mask = _operand(builder, node.args[0]), _operand(builder, node.args[1])
+    _drop(builder, node, gradient, mask, scale, _new(builder, node))
+    return True
+
+
+def _drop(builder: Builder, node: torch.fx.Node, source: int, mask: int, scale: float, result: int) -> None:
+    kept = builder.tensors[mask]
+    dropped = _temporary(builder, node, "dropped", kept.shape, "bool")
+    builder.emit(node, "aten.logical_not.default", (TensorRef(mask),), (), (dropped,))
+    builder.emit(node, "aten.mul.Tensor", (TensorRef(source), scale), (), (result,))
+    filled = (TensorRef(result), TensorRef(dropped), 0)
+    builder.emit(node, "aten.masked_fill_.Scalar", filled, (), (result,))
+
+
 def _embedding(builder: Builder, node: torch.fx.Node) -> bool:
     """``weight[indices]`` as a selection of rows."""
     table, indices = _operand(builder, node.args[0]), _operand(builder, node.args[1])
@@ -180,6 +215,8 @@ def _in_place(operator: str) -> str:
 TABLE: Mapping[str, Lowering] = MappingProxyType(
     {
         "aten::_safe_softmax": _safe_softmax,
+        "aten::native_dropout": _native_dropout,
+        "aten::native_dropout_backward": _native_dropout_backward,
         "aten::embedding": _embedding,
         "aten::embedding_dense_backward": _embedding_dense_backward,
         "aten::mse_loss": _mse_loss,

@@ -4,6 +4,10 @@ Time is cut into buckets. Each keeps two lists of disjoint ranges of offsets, in
 is taken at any moment of the bucket, and what is taken by items that live through all of it. Packings are tight, so
 the lists are short. An item meets the first list of every bucket it lives through; in the at most two others it meets
 the second list, and one by one the items that begin or end there.
+
+On a large problem even these lists grow with it. They only ever fill up, though: below the first gap that held some
+size, no gap will hold that size or a larger one. So each list keeps a hint for each of a few sizes, the offset
+below which no gap holds that size, and the next item starts from there.
 """
 
 from __future__ import annotations
@@ -21,11 +25,12 @@ def place(
 
     It ends early if an item would end above ``limit``, or if a bucket's list is full (``counts[OVERFLOW]`` is set).
     """
-    size, birth, death, alignment, offsets = items
+    size, birth, death, alignment, smaller, larger, offsets = items
     edge, first_bucket, last_bucket, partial_at, partial = buckets
-    low, high, length = ranges
+    low, high, length, hints = ranges
     near_low, near_high, slots, cursor = scratch
     room = len(low) // len(length)
+    kinds = len(hints) // len(length)
     highest = counts[HIGHEST]
     steps = counts[STEPS]
     while position < stop:
@@ -33,6 +38,7 @@ def place(
         need, start, end, unit = size[item], birth[item], death[item], alignment[item]
         at = offsets[item]
         if at < 0:
+            at = 0
             lists = 0
             near = 0
             for bucket in range(first_bucket[item], last_bucket[item] + 1):
@@ -47,9 +53,29 @@ def place(
                             near_high[near] = offsets[other] + size[other]
                             near += 1
                 if length[slot] > 0:
+                    # The first gap of this list that holds the item, from the hint on.
+                    here = hints[slot * kinds + smaller[item]]
+                    entry = slot * room
+                    last = entry + length[slot]
+                    right = last
+                    while entry < right:
+                        middle = (entry + right) // 2
+                        if high[middle] <= here:
+                            entry = middle + 1
+                        else:
+                            right = middle
+                    while entry < last and low[entry] < here + need:
+                        here = high[entry]
+                        entry += 1
+                        steps += 1
+                    if here > hints[slot * kinds + larger[item]]:
+                        hints[slot * kinds + larger[item]] = here
+                    if here > at:
+                        at = here
                     slots[lists] = slot
-                    cursor[lists] = slot * room
+                    cursor[lists] = entry
                     lists += 1
+                    steps += 8
             steps += 16 * near
             step = 1
             while step < near // 3:
@@ -65,7 +91,8 @@ def place(
                     near_low[back] = key
                     near_high[back] = value
                 step //= 3
-            at = 0
+            if unit > 1:
+                at += -at % unit
             passed = 0
             moved = True
             while moved:
@@ -73,6 +100,16 @@ def place(
                 for index in range(lists):
                     entry = cursor[index]
                     last = slots[index] * room + length[slots[index]]
+                    step = 1
+                    while entry < last and high[entry] <= at:  # Far behind: leap on, twice as far each time.
+                        if entry + step < last and high[entry + step] <= at:
+                            entry += step
+                            step *= 2
+                        elif step > 1:
+                            step //= 2
+                        else:
+                            entry += 1
+                        steps += 1
                     while entry < last and low[entry] < at + need:
                         steps += 1
                         if high[entry] > at:
@@ -97,8 +134,8 @@ def place(
             highest = at + need
         full = False
         for bucket in range(first_bucket[item], last_bucket[item] + 1):
-            kinds = 1 if start > edge[bucket] or end < edge[bucket + 1] else 2
-            for slot in range(2 * bucket, 2 * bucket + kinds):
+            whole = 0 if start > edge[bucket] or end < edge[bucket + 1] else 1
+            for slot in range(2 * bucket, 2 * bucket + 1 + whole):
                 base = slot * room
                 count = length[slot]
                 left, right = 0, count

@@ -27,6 +27,9 @@ EVENTS_IN_BUCKET, LARGEST_BUCKETS = 200, 300
 FIRST_ROOM = 2048
 """Ranges a bucket's list has room for; four times as many when one is full."""
 
+HINTED_SIZES = 64
+"""Sizes for which each list keeps a hint: all there are, or so many spread over them."""
+
 WORK, WORK_PER_ITEM = 120_000_000, 10_000
 """Steps allowed under a limit of ten seconds, in all and for each item; a core makes some 200 million a second."""
 
@@ -52,6 +55,12 @@ class LargeFirstFit:
         self.conflicts = (
             np.searchsorted(births, self.death, side="left") - np.searchsorted(deaths, self.birth, side="right") - 1
         )
+        sizes = np.unique(self.size)
+        if len(sizes) > HINTED_SIZES:
+            sizes = np.unique(np.quantile(self.size, np.linspace(0, 1, HINTED_SIZES), method="higher"))
+        self._hints = len(sizes) + 1
+        self._smaller = np.searchsorted(sizes, self.size, side="right")
+        self._larger = np.searchsorted(sizes, self.size, side="left") + 1
         self._buckets = self._cut()
         self._room = FIRST_ROOM
 
@@ -79,9 +88,11 @@ class LargeFirstFit:
         order = np.concatenate((order[self.pin[order] != FREE], order[self.pin[order] == FREE]))
         buckets = len(self._buckets[0]) - 1
         near = 2 * int(np.diff(self._buckets[3]).max()) + 1
-        ranges = (*(np.zeros(2 * buckets * self._room, dtype=np.int64) for _ in "lh"), np.zeros(2 * buckets, np.int64))
+        lists = 2 * buckets
+        lengths = (lists * self._room, lists * self._room, lists, lists * self._hints)
+        ranges = tuple(np.zeros(length, dtype=np.int64) for length in lengths)
         scratch = tuple(np.zeros(length, dtype=np.int64) for length in (near, near, buckets, buckets))
-        items = (self.size, self.birth, self.death, self.alignment, offsets)
+        items = (self.size, self.birth, self.death, self.alignment, self._smaller, self._larger, offsets)
         counts = np.zeros(COUNTS, dtype=np.int64)
         position = 0
         while position < count:

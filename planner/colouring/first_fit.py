@@ -5,7 +5,7 @@ The order decides everything (Gergov, SODA 1999; Buchsbaum et al., STOC 2003, bo
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from planner.colouring.instance import FREE, Instance
@@ -15,21 +15,56 @@ Placed = tuple[int, int, int, int]
 """Offset, end, first step, step after the last; ordered by offset."""
 
 
-def pinned_offsets(instance: Instance) -> tuple[list[int], list[Placed]]:
-    """Return offsets with only the pinned items placed, and their rectangles; two that collide are refused."""
-    offsets = list(instance.pin)
-    placed: list[Placed] = []
+def check_pins(instance: Instance) -> None:
+    """Raise ``ProblemError`` if two pinned items collide.
+
+    One sweep over births and deaths: what is alive is kept by offset, so a newcomer can only collide with the one
+    below it or the one above.
+    """
+    events: list[tuple[int, int, int, int]] = []
     for item, pin in enumerate(instance.pin):
-        if pin == FREE:
+        if pin != FREE:
+            for block in instance.blocks[item]:
+                if block.size:
+                    low, high = pin + block.rise, pin + block.rise + block.size
+                    events += [(block.end, 0, low, high), (block.start, 1, low, high)]
+    alive: list[tuple[int, int]] = []
+    for _, born, low, high in sorted(events):
+        at = bisect_left(alive, (low, high))
+        if not born:
+            del alive[at]
             continue
-        for block in instance.blocks[item]:
-            low, high = pin + block.rise, pin + block.rise + block.size
-            for offset, end, start, stop in placed:
-                if start < block.end and block.start < stop and offset < high and low < end:
-                    where = max(low, offset) * instance.unit
-                    raise ProblemError("problem", f"two storages are pinned over each other at offset {where}")
-            insort(placed, (low, high, block.start, block.end))
-    return offsets, placed
+        if at < len(alive) and alive[at][0] < high:
+            where = alive[at][0]
+        elif at and alive[at - 1][1] > low:
+            where = low
+        else:
+            alive.insert(at, (low, high))
+            continue
+        raise ProblemError("problem", f"two storages are pinned over each other at offset {where * instance.unit}")
+
+
+def pinned_offsets(instance: Instance) -> tuple[list[int], list[Placed]]:
+    """Return offsets with only the pinned items placed, and their rectangles."""
+    placed = sorted(
+        (pin + block.rise, pin + block.rise + block.size, block.start, block.end)
+        for item, pin in enumerate(instance.pin)
+        if pin != FREE
+        for block in instance.blocks[item]
+    )
+    return list(instance.pin), placed
+
+
+def stacked(instance: Instance, offsets: Sequence[int]) -> list[int]:
+    """Return offsets in which all that are still ``FREE`` lie one above the other over the rest."""
+    whole = list(offsets)
+    top = max((at + size for at, size in zip(whole, instance.size, strict=True) if at != FREE), default=0)
+    top = max(top, *(pin + size for pin, size in zip(instance.pin, instance.size, strict=True)))
+    for item, at in enumerate(whole):
+        if at == FREE:
+            whole[item] = top + -top % instance.alignment[item]
+            top = whole[item] + instance.size[item]
+    return whole
 
 
 def first_fit(instance: Instance, order: Sequence[int]) -> list[int]:

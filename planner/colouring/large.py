@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from planner.colouring.backend import SAFE_TOTAL, compiled_first_fit
 from planner.colouring.best import Best
+from planner.colouring.first_fit import stacked
 from planner.colouring.first_fit_kernel import COUNTS, HIGHEST, OVERFLOW, STEPS
-from planner.colouring.instance import FREE, Instance
+from planner.colouring.instance import FREE, Instance, instances
 from planner.colouring.orders import heaviest_moments
+from planner.problem import Lifetime, Problem
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,11 +23,15 @@ if TYPE_CHECKING:
 SLICE = 2000
 """Items placed between two looks at the clock."""
 
-EVENTS_IN_BUCKET, LARGEST_BUCKETS = 200, 300
+EVENTS_IN_BUCKET, LARGEST_BUCKETS = 200, 500
 """Births and deaths in a bucket of time, looked at one by one, and how many buckets there may be."""
 
-FIRST_ROOM = 2048
-"""Ranges a bucket's list has room for; four times as many when one is full."""
+FIRST_ROOM, ITEMS_A_RANGE = 2048, 25
+"""Ranges a bucket's list has room for, at least and for so many items each; four times as many when one is full."""
+
+LEAST_SECONDS = 2.0
+"""Seconds first fit in the first order and the given one may take, however short the limit: some tens of thousands
+of items, so that only a larger problem gets less than first fit."""
 
 HINTED_SIZES = 64
 """Sizes for which each list keeps a hint: all there are, or so many spread over them."""
@@ -62,7 +68,8 @@ class LargeFirstFit:
         self._smaller = np.searchsorted(sizes, self.size, side="right")
         self._larger = np.searchsorted(sizes, self.size, side="left") + 1
         self._buckets = self._cut()
-        self._room = FIRST_ROOM
+        self._room = max(FIRST_ROOM, len(self.size) // ITEMS_A_RANGE)
+        self._crowd: Array | None = None
 
     def _cut(self) -> tuple[Array, ...]:
         """Cut time into buckets of about equally many births and deaths; see ``first_fit_kernel``."""
@@ -80,8 +87,13 @@ class LargeFirstFit:
         at = np.searchsorted(bucket[by_bucket], np.arange(len(edge)))
         return tuple(np.ascontiguousarray(a, dtype=np.int64) for a in (edge, first, last, at, items[by_bucket]))
 
-    def run(self, order: Array, limit: int, deadline: float, tick: Callable[[], None]) -> list[int] | None:
-        """Return offsets of a packing no higher than ``limit``, or ``None`` if the order leads to none in time."""
+    def run(
+        self, order: Array, limit: int, deadline: float, tick: Callable[[], None], *, stack: bool = False
+    ) -> list[int] | None:
+        """Return offsets of a packing no higher than ``limit``, or ``None`` if the order leads to none in time.
+
+        With ``stack``, what is left at the deadline is put one above the other over the rest.
+        """
         np = self._np
         count = len(self.size)
         offsets = self.pin.copy()
@@ -103,9 +115,11 @@ class LargeFirstFit:
             counts[STEPS] = 0
             if counts[OVERFLOW]:
                 self._room *= 4
-                return self.run(order, limit, deadline, tick)
-            if reached < stop or time.monotonic() > deadline:
+                return self.run(order, limit, deadline, tick, stack=stack)
+            if reached < stop:
                 return None
+            if time.monotonic() > deadline and stop < count:
+                return stacked(self.instance, [int(offset) for offset in offsets]) if stack else None
             position = stop
         return None if counts[HIGHEST] > limit else [int(offset) for offset in offsets]
 
@@ -117,14 +131,16 @@ class LargeFirstFit:
         """Yield named orders: those that most often win on large problems first."""
         np = self._np
         size, birth, death, span = self.size, self.birth, self.death, self.span
+        yield "size", np.lexsort((birth, -span, -size))
         area = size.astype(np.float64) * span
         weight = size.astype(np.float64) * self.conflicts
         # The share of the bound that is alive at an item's heaviest moment: where that is large, room is scarce.
-        crowd = np.array(heaviest_moments(self.instance), dtype=np.int64)
+        if self._crowd is None:
+            self._crowd = np.array(heaviest_moments(self.instance), dtype=np.int64)
+        crowd = self._crowd
         bound = max(1, self.instance.bound)
         tenths = -(crowd * 1000 // bound)
         hundredths = -(crowd * 100 // bound)
-        yield "size", np.lexsort((birth, -span, -size))
         yield "conflicts x size", np.lexsort((birth, -size, -weight))
         yield "crowd in 1000, area", np.lexsort((birth, -size, -area, tenths))
         yield "area", np.lexsort((birth, -size, -area))
@@ -155,15 +171,29 @@ def large_first_fit(instance: Instance) -> LargeFirstFit | None:
     return LargeFirstFit(instance, place) if place is not None else None
 
 
-def large_start(instance: Instance, engine: LargeFirstFit, goal_nbytes: int) -> Best | None:
-    """Return the better of first fit in the first order and in the given one, which is dropped where it loses."""
+def load_first_fit() -> float:
+    """Load or compile first fit; return the seconds that took, which no time limit counts."""
+    start = time.monotonic()
+    (nothing,) = instances(Problem((Lifetime("warm up", 1, 0, 1),)))
+    engine = large_first_fit(nothing)
+    if engine is not None:
+        engine.run(engine.given(), engine.ample, inf, lambda: None)
+    return time.monotonic() - start
+
+
+def large_start(instance: Instance, engine: LargeFirstFit, goal_nbytes: int, deadline: float) -> Best | None:
+    """Return the better of first fit in the first order and in the given one, which is dropped where it loses.
+
+    A limit that is up before the first is finished leaves the rest of it stacked.
+    """
+    deadline = max(deadline, time.monotonic() + LEAST_SECONDS)
     name, order = next(engine.orders())
-    offsets = engine.run(order, engine.ample, inf, lambda: None)
+    offsets = engine.run(order, engine.ample, deadline, lambda: None, stack=True)
     if offsets is None:
         return None
     part = Best(instance, offsets, f"first fit, {name}")
     if not part.done(goal_nbytes):
-        given = engine.run(engine.given(), part.peak - 1, inf, lambda: None)
+        given = engine.run(engine.given(), part.peak - 1, deadline, lambda: None)
         if given is not None:
             part.offer(given, "first fit, given order")
     return part

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from planner.bounds import bottleneck, lower_bound
 from planner.colouring.best import Best
-from planner.colouring.first_fit import first_fit
+from planner.colouring.first_fit import check_pins, first_fit, stacked
 from planner.colouring.instance import Instance, instances, zero_offset
-from planner.colouring.large import LargeFirstFit, large_first_fit, large_portfolio, large_start
+from planner.colouring.large import LargeFirstFit, large_first_fit, large_portfolio, large_start, load_first_fit
 from planner.colouring.minimise import WORTH_COMPILING_SECONDS, minimise
 from planner.colouring.orders import orders
 from planner.errors import CapacityError
@@ -26,8 +26,9 @@ def colour(problem: Problem, *, time_limit: float = 10.0, progress: Callable[[st
     """Return offsets for a problem, of the least peak found within ``time_limit`` seconds.
 
     With a capacity the search stops at the first packing that fits. The peak is never above that of first fit in
-    the order given. The same problem and limit give the same offsets as long as the limit is not what ends the
-    search. Ctrl-C ends it early: the best packing until then is returned, with ``interrupted`` set.
+    the order given, unless the limit is up before that is done (on large problems, and after two seconds at the
+    least). The same problem and limit give the same offsets as long as the limit is not what ends the search.
+    Ctrl-C ends it early: the best packing until then is returned, with ``interrupted`` set.
 
     Raises:
         ProblemError: a lifetime is malformed, or pins or groups contradict each other.
@@ -43,10 +44,16 @@ def colour(problem: Problem, *, time_limit: float = 10.0, progress: Callable[[st
     target = bound if capacity is None else capacity
     parts: list[Best] = []
     report = _Reporter(parts, progress)
-    engines = [large_first_fit(piece) if len(piece) > SMALL else None for piece in pieces]
-    parts += [_start(piece, engine, target) for piece, engine in zip(pieces, engines, strict=True)]
+    for piece in pieces:
+        check_pins(piece)
+    engines: list[LargeFirstFit | None] = []
     interrupted = False
     try:
+        if any(len(piece) > SMALL for piece in pieces):
+            deadline += load_first_fit()
+        engines += [large_first_fit(piece) if len(piece) > SMALL else None for piece in pieces]
+        for piece, engine in zip(pieces, engines, strict=True):
+            parts.append(_start(piece, engine, target, deadline))
         for part, engine in zip(parts, engines, strict=True):
             if engine is None:
                 _portfolio(part, target, deadline)
@@ -66,6 +73,7 @@ def colour(problem: Problem, *, time_limit: float = 10.0, progress: Callable[[st
                 target = max(target, min(part.peak_nbytes, part.floor * part.instance.unit))
     except KeyboardInterrupt:
         interrupted = True
+        parts += [Best(piece, stacked(piece, piece.pin), "a stack") for piece in pieces[len(parts) :]]
     result = _colouring(problem, parts, bound, interrupted)
     if capacity is not None and result.peak_nbytes > capacity and not interrupted:
         raise _too_large(problem, result.peak_nbytes, proved=_refuted(parts, capacity))
@@ -89,9 +97,9 @@ class _Reporter:
         self._progress(f"peak {peak} bytes, {peak / bound - 1:.2%} above the lower bound")
 
 
-def _start(instance: Instance, engine: LargeFirstFit | None, goal_nbytes: int) -> Best:
-    """Return a packing no worse than first fit in the given order."""
-    part = large_start(instance, engine, goal_nbytes) if engine is not None else None
+def _start(instance: Instance, engine: LargeFirstFit | None, goal_nbytes: int, deadline: float) -> Best:
+    """Return a packing no worse than first fit in the given order, unless the limit ends it on a large component."""
+    part = large_start(instance, engine, goal_nbytes, deadline) if engine is not None else None
     return part or Best(instance, first_fit(instance, range(len(instance))), "first fit, given order")
 
 

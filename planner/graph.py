@@ -292,6 +292,9 @@ def check_graph(graph: Graph) -> None:
         ("tensor", [tensor.name for tensor in graph.tensors]),
         ("operation", [operation.name for operation in graph.operations]),
     ):
+        for name in names:
+            if not name.isprintable():
+                raise GraphError(f"{kind} {name!r}", "its name has characters that cannot be printed")
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise GraphError(f"{kind} {twice}", "the name is used twice")

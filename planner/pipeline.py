@@ -83,6 +83,8 @@ def plan(
     """
     started = time.perf_counter()
     _check_options(alignment, strategy, slices)
+    if not time_limit >= 0:
+        raise ShapeError("time_limit", time_limit, "it must be a number of seconds, at least 0")
     say = progress or (lambda _: None)
     capacity = None if budget is None else parse_nbytes(budget)
     base = dense_operands(add_casts(canonical(graph)))
@@ -138,7 +140,9 @@ def _coloured(
     placed = frozenset(permanent)
     rest = [position for position, chain in enumerate(groups) if chain[0] not in placed]
     free = (everything[position] for position in rest)
-    problem = Problem(tuple(replace(item, offset=pins[item.name] - base) if item.name in pins else item for item in free))
+    problem = Problem(
+        tuple(replace(item, offset=pins[item.name] - base) if item.name in pins else item for item in free)
+    )
     found = colour(problem, time_limit=time_limit, progress=progress)
     if found.interrupted:
         raise KeyboardInterrupt
@@ -153,8 +157,10 @@ def _coloured(
 
 
 def _check_options(alignment: int, strategy: str, slices: int | None) -> None:
-    if not isinstance(alignment, int) or alignment < 16 or alignment & (alignment - 1):
+    if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 16 or alignment & (alignment - 1):
         raise ShapeError("alignment", alignment, "it must be a power of two of at least 16")
+    if strategy == "fused":
+        raise StrategyError(strategy, "it needs kernels that this version does not have; use sliced")
     if strategy not in STRATEGIES:
         raise StrategyError(strategy, f"it is unknown; use one of {', '.join(STRATEGIES)}")
     if slices is not None and (not isinstance(slices, int) or slices < 1):

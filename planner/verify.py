@@ -93,7 +93,7 @@ def _check_written_before_read(plan: Plan) -> None:
         written = {graph.tensors[tensor].storage for tensor in operation.writes}
         for tensor in operation.reads:
             index = graph.tensors[tensor].storage
-            if index not in ready and index not in written:
+            if graph.storages[index].nbytes and index not in ready and index not in written:
                 name = graph.storages[index].name
                 cause = f"step {step} ({operation.name}) reads storage {name} before anything is written there"
                 raise VerificationError("order", (operation.name, name), cause)
@@ -201,6 +201,11 @@ def _check_overlaps(plan: Plan) -> None:
     end = begin + np.array([plan.graph.storages[index].nbytes for index in order], dtype=np.int64)
     birth = np.array([plan.placements[index].birth for index in order], dtype=np.int64)
     death = np.array([plan.placements[index].death for index in order], dtype=np.int64)
+    for index, placement in enumerate(plan.placements):
+        early = placement.in_place_of
+        if early is not None and (not 0 <= early < len(plan.placements) or not _takes_over(plan, index, early)):
+            name = plan.graph.storages[index].name
+            raise VerificationError("in place", (name,), f"storage {name} cannot take over the bytes it is said to")
     alive = np.empty(0, dtype=np.int64)
     for position in range(len(order)):
         alive = alive[death[alive] > birth[position]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from planner.graph import Tensor
-from runtime.errors import ArenaError
+from runtime.errors import ArenaError, ArenaMemoryError
 
 #: Fills poisoned memory: NaN in every floating dtype, -1 in signed integers.
 POISON = 0xFF
@@ -19,8 +19,8 @@ class Arena:
         self.device = torch.device(device)
         try:
             block = torch.empty(nbytes + alignment, dtype=torch.uint8, device=self.device)
-        except RuntimeError as error:
-            raise ArenaError(f"cannot allocate an arena of {nbytes} bytes on {self.device}: {error}") from error
+        except (RuntimeError, AssertionError) as error:
+            raise ArenaMemoryError(f"cannot allocate an arena of {nbytes} bytes on {self.device}: {error}") from error
         self._base = -block.data_ptr() % alignment
         self._storage = block.untyped_storage()
         self.bytes = block[self._base : self._base + nbytes]

@@ -7,6 +7,10 @@ class ArenaError(Exception):
     """Base of every error the runtime raises on purpose."""
 
 
+class ArenaMemoryError(ArenaError):
+    """The arena cannot be allocated: too little memory, or no such device."""
+
+
 class UnknownOperatorError(ArenaError):
     """A plan names an operator that the runtime's table does not have."""
 

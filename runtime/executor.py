@@ -89,7 +89,9 @@ class ArenaRuntime:
                 _place(view, value)
 
     def execute(self, *, threads: int | None = None) -> None:
-        """Run every step on what the arena holds. No allocation, unless the plan lists operators as unplanned.
+        """Run every step on what the arena holds; donated inputs are consumed, so `load` them before each execution.
+
+        Nothing is allocated, unless the plan lists operators as unplanned.
 
         Lanes of a section run side by side on up to ``threads`` threads (default ``torch.get_num_threads()``).
         """
@@ -192,7 +194,11 @@ def _program(graph: Graph, views: list[torch.Tensor]) -> list[Call | Section]:
         if operation.lane is None and lanes:
             program.append(Section(list(lanes.values())))
             lanes = {}
-        calls = bind(operation, contexts.setdefault(operation.lane, Context(views)))
+        try:
+            calls = bind(operation, contexts.setdefault(operation.lane, Context(views)))
+        except (IndexError, TypeError, ValueError, RuntimeError) as error:
+            cause = f"operation {operation.name} ({operation.operator}) cannot be bound to its tensors: {error}"
+            raise ArenaError(cause) from error
         if operation.lane is None:
             program += calls
         else:
@@ -203,8 +209,13 @@ def _program(graph: Graph, views: list[torch.Tensor]) -> list[Call | Section]:
 
 
 def _place(view: torch.Tensor, value: torch.Tensor) -> None:
-    if view.data_ptr() != value.data_ptr() or view.stride() != value.stride():
-        view.copy_(value)
+    if view.data_ptr() == value.data_ptr() and view.stride() == value.stride():
+        return
+    if 0 in view.stride():  # expanded: every element once
+        for axis, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
+            if size > 1 and stride == 0:
+                view, value = view.narrow(axis, 0, 1), value.narrow(axis, 0, 1)
+    view.copy_(value)
 
 
 def _same_kind(name: str, view: torch.Tensor, value: torch.Tensor) -> None:

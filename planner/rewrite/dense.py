@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.graph import Graph, Operation, Role, TensorRef, dense_strides, substitute
-from planner.operators import COPY, needs_dense
+from planner.operators import COPY, MATMUL, needs_dense
 from planner.rewrite.program import Program
 
 
@@ -14,18 +14,34 @@ def dense_operands(graph: Graph) -> Graph:
     program = Program(graph)
     operations: list[Operation] = []
     for operation in program.operations:
-        operations += _densified(program, operation) if needs_dense(operation.operator) else [operation]
+        if operation.operator == MATMUL:
+            operations += _densified(program, operation, [i for i in operation.reads if not _is_matrix(program, i)])
+        elif needs_dense(operation.operator):
+            loose = [i for i in operation.reads + operation.writes if not program.tensors[i].is_contiguous]
+            operations += _densified(program, operation, loose)
+        else:
+            operations.append(operation)
     program.operations = operations
     return program.close()
 
 
-def _densified(program: Program, operation: Operation) -> list[Operation]:
+def _is_matrix(program: Program, index: int) -> bool:
+    """Whether BLAS can read the operand as it lies: one element behind the other along rows or columns, none twice."""
+    tensor = program.tensors[index]
+    if len(tensor.shape) < 2 or tensor.numel == 0:
+        return True
+    (rows, columns), (down, along) = tensor.shape[-2:], tensor.strides[-2:]
+    by_rows = (along == 1 or columns == 1) and (down >= columns or rows == 1)
+    return by_rows or ((down == 1 or rows == 1) and (along >= rows or columns == 1))
+
+
+def _densified(program: Program, operation: Operation, loose: list[int]) -> list[Operation]:
     before: list[Operation] = []
     after: list[Operation] = []
     twins: dict[int, int] = {}
-    for index in operation.reads + operation.writes:
+    for index in loose:
         tensor = program.tensors[index]
-        if tensor.is_contiguous or index in twins:
+        if index in twins:
             continue
         storage = program.new_storage(f"{tensor.name}.dense", tensor.numel * tensor.itemsize, Role.TEMPORARY)
         strides = dense_strides(tensor.shape)

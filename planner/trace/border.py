@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 
 from planner.errors import TraceError
 from planner.graph import FILLED_ROLES, Graph, Operation, Port, Role, Storage
@@ -44,7 +45,7 @@ def finish(builder: Builder, captured: Captured, nodes: dict[str, torch.fx.Node]
     mutated = _mutated(builder, operations, states + inputs)
     forward = None
     if backward:
-        saved, forward = _saved(builder, captured, operations, gradients, output)
+        saved, forward = _saved(builder, captured, nodes, operations, gradients, output)
         inputs, states, constants, mutated = (*saved, *grad_outputs), (), (), ()
     else:
         inputs += grad_outputs
@@ -112,6 +113,7 @@ def _mutated(builder: Builder, operations: tuple[Operation, ...], ports: tuple[P
 def _saved(
     builder: Builder,
     captured: Captured,
+    nodes: dict[str, torch.fx.Node],
     operations: tuple[Operation, ...],
     gradients: tuple[Port, ...],
     output: torch.fx.Node,
@@ -131,7 +133,7 @@ def _saved(
             needed.setdefault(builder.tensors[port.tensor].storage, None)
     grad_outputs = set(captured.grad_output_names)
     saved: list[Port] = []
-    nodes: list[torch.fx.Node] = []
+    producers: list[torch.fx.Node] = []
     for storage in needed:
         if builder.storages[storage].name in grad_outputs and builder.storages[storage].role is Role.GRAD_OUTPUT:
             continue
@@ -141,10 +143,23 @@ def _saved(
             node, found = _whole(builder, storage)
         index = found
         saved.append(Port(f"saved.{builder.tensors[index].name}", index))
-        nodes.append(node)
+        producers.append(node)
         if builder.storages[storage].role not in (Role.PARAMETER, Role.BUFFER):
             builder.storages[storage] = replace(builder.storages[storage], role=Role.SAVED)
-    return tuple(saved), _forward(captured, nodes, output)
+    return tuple(saved), _forward(captured, producers, output, _aliased(builder, captured, nodes))
+
+
+def _aliased(builder: Builder, captured: Captured, nodes: dict[str, torch.fx.Node]) -> list[tuple[int, int, int]]:
+    """``(first, second, bytes between them)`` for every two inputs that share a storage."""
+    inputs = [
+        (position, builder.tensors[builder.index(nodes[name])]) for position, name in enumerate(captured.input_names)
+    ]
+    found = []
+    for place, (second, two) in enumerate(inputs):
+        for first, one in inputs[:place]:
+            if one.storage == two.storage and one.numel and two.numel:
+                found.append((first, second, two.offset - one.offset))
+    return found
 
 
 def _whole(builder: Builder, storage: int) -> tuple[torch.fx.Node, int]:
@@ -158,7 +173,7 @@ def _whole(builder: Builder, storage: int) -> tuple[torch.fx.Node, int]:
 
 
 def _forward(
-    captured: Captured, saved: list[torch.fx.Node], output: torch.fx.Node
+    captured: Captured, saved: list[torch.fx.Node], output: torch.fx.Node, aliased: list[tuple[int, int, int]]
 ) -> Callable[..., tuple[object, tuple[object, ...]]]:
     """``forward(*inputs) -> (outputs, saved)``: the forward part of the fx graph, run eagerly."""
     graph = torch.fx.Graph()
@@ -178,14 +193,16 @@ def _forward(
     states = [captured.bindings.get(name) for name in captured.state_names]
     names = [*captured.input_names]
 
-    def forward(*inputs: object) -> tuple[object, tuple[object, ...]]:
-        import torch.utils._pytree as pytree
-
-        leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    def forward(*inputs: object, **named: object) -> tuple[object, tuple[object, ...]]:
+        leaves = [leaf for leaf in pytree.tree_leaves((inputs, named)) if isinstance(leaf, torch.Tensor)]
         if len(leaves) != len(names):
             raise TraceError(
                 "forward", f"it takes {len(names)} tensors, {len(leaves)} given", "pass the module's inputs"
             )
+        for first, second, distance in aliased:
+            if leaves[second].data_ptr() - leaves[first].data_ptr() != distance:
+                cause = f"{names[second]} shared memory with {names[first]} when traced and does not now"
+                raise TraceError("forward", cause, "trace again")
         if any(state is None for state in states):
             raise TraceError(
                 "forward", "the module's parameters have no data (meta)", "trace a module with real parameters"
@@ -209,4 +226,5 @@ def _assign_roles(builder: Builder, captured: Captured, outputs: tuple[Port, ...
             if role is Role.GRADIENT and port.name in captured.parameter_names:
                 wanted = Role.PARAMETER_GRADIENT
             if storage.role not in FILLED_ROLES:
-                builder.storages[index] = Storage(storage.name, storage.nbytes, wanted)
+                name = f"{port.name}.grad" if role is Role.GRADIENT and storage.role is Role.TEMPORARY else storage.name
+                builder.storages[index] = Storage(name, storage.nbytes, wanted)

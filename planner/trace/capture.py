@@ -20,6 +20,7 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.stateless import _reparametrize_module
 
 from planner.errors import TraceError
 
@@ -93,7 +94,7 @@ def capture(
         filled = [inputs.get(name, leaf) for name, leaf in zip(input_names, leaves, strict=True)]
         arguments, keywords = pytree.tree_unflatten(filled, spec)
         if isinstance(module, torch.nn.Module):
-            result = torch.func.functional_call(module, states, tuple(arguments), keywords)
+            result = _functional(module, states, tuple(arguments), keywords)
         else:
             result = module(*arguments, **keywords)
         return result if loss is None else loss(result)
@@ -120,7 +121,8 @@ def capture(
         )
         return outputs, list(gradients)
 
-    with fake, sdpa_kernel(SDPBackend.MATH), _refusals():
+    # Without oneDNN, recurrent layers are traced as the products they consist of.
+    with fake, sdpa_kernel(SDPBackend.MATH), _without_onednn(), _refusals():
         grad_outputs: list[torch.Tensor] = []
         if mode != "forward" and loss is None:
             grad_outputs, found.grad_output_names = _grad_outputs(call, states, inputs)
@@ -145,6 +147,47 @@ def capture(
 
 
 _NO_GRADIENT = 'call requires_grad_() on an input or parameter, or trace with mode="forward"'
+
+
+def _functional(
+    module: torch.nn.Module, states: dict[str, torch.Tensor], arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> Any:
+    """Call a module on other parameters and buffers; a buffer it assigns anew counts as changed in place.
+
+    Raises:
+        TraceError: it assigns a tensor to a plain attribute, which then would hold a fake one.
+    """
+    attributes = [(name, item, dict(vars(item))) for name, item in module.named_modules()]
+    with _reparametrize_module(module, states, tie_weights=True):
+        result = module(*arguments, **keywords)
+        for name, item in module.named_buffers():
+            before = states.get(name)
+            if before is not None and item is not before:
+                if (item.shape, item.dtype) != (before.shape, before.dtype):
+                    raise TraceError(
+                        f"buffer {name}", "it is assigned another shape or dtype", "keep its shape and dtype"
+                    )
+                before.copy_(item)
+                _restore_buffer(module, name, before)
+    for name, item, kept in attributes:
+        for key, value in dict(vars(item)).items():
+            if isinstance(value, torch.Tensor) and value is not kept.get(key):
+                if key in kept:
+                    setattr(item, key, kept[key])
+                else:
+                    delattr(item, key)
+                where = f"{name}.{key}" if name else key
+                raise TraceError(
+                    f"attribute {where}",
+                    "the module assigns a tensor to it",
+                    "register it as a buffer (register_buffer)",
+                )
+    return result
+
+
+def _restore_buffer(module: torch.nn.Module, name: str, value: torch.Tensor) -> None:
+    owner, _, key = name.rpartition(".")
+    module.get_submodule(owner)._buffers[key] = value
 
 
 def _states(module: Callable[..., Any]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -200,7 +243,11 @@ def _differentiated(
     everything = {**states, **inputs}
     if mode == "forward":
         return []
+    if isinstance(wrt, str):
+        raise TraceError(f"wrt={wrt!r}", "it is one string", f"write wrt=[{wrt!r}]")
     if wrt is not None:
+        if not wrt or len(set(wrt)) != len(wrt):
+            raise TraceError(f"wrt={list(wrt)!r}", "it is empty or names something twice", "name each target once")
         for name in wrt:
             if name not in everything:
                 known = ", ".join(list(everything)[:8])
@@ -274,6 +321,17 @@ def _refusals() -> Iterator[None]:
         raise TraceError(operation, f"{kind}: {cause}", "check that it runs eagerly on these inputs", source) from error
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Switch oneDNN off, its other flags untouched (setting those warns on a CPU build)."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def _user_frame(frames: traceback.StackSummary) -> str:

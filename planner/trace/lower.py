@@ -32,6 +32,7 @@ from planner.operators import COPY, FILL, is_random
 from planner.trace import normalise
 from planner.trace.capture import Captured, is_user_file
 
+_MAKE = "make it outside and pass it in, or register it as a buffer"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 #: Keywords that the arena decides: where and how the result lies.
 _PLACEMENT_KEYWORDS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
@@ -49,7 +50,11 @@ def lower(captured: Captured) -> Graph:
         if node.op == "placeholder":
             builder.placeholder(node, *ports.placeholder(node))
         elif node.op == "get_attr":
-            builder.constant(node, getattr(captured.module, str(node.target)))
+            value = getattr(captured.module, str(node.target))
+            if not isinstance(value, torch.Tensor):
+                cause = f"it uses a {type(value).__name__} of its own"
+                raise TraceError(str(node.target), cause, "use the default generator, and tensors or numbers")
+            builder.constant(node, value)
         elif node.op == "call_function":
             builder.call(node)
         elif node.op == "output":
@@ -75,6 +80,7 @@ class Builder:
         self.views: dict[tuple[Any, ...], int] = {}
         self.names: set[str] = set()
         self.operation_counts: dict[str, int] = {}
+        self.storage_counts: dict[str, int] = {}
 
     # -- storages and tensors ---------------------------------------------------------------------------------
 
@@ -88,7 +94,8 @@ class Builder:
         return candidate
 
     def new_storage(self, name: str, nbytes: int, role: Role) -> int:
-        self.storages.append(Storage(name, nbytes, role))
+        count = self.storage_counts[name] = self.storage_counts.get(name, 0) + 1
+        self.storages.append(Storage(name if count == 1 else f"{name}.{count}", nbytes, role))
         return len(self.storages) - 1
 
     def view(
@@ -191,6 +198,7 @@ class Builder:
             raise TraceError(
                 str(node.target), "it reads a value out of a tensor", "compute it outside the module", source_of(node)
             )
+        self._alias_constant(node, value)
         if _is_view(node, value, self):
             self.tensor_of[node] = self._values(node, value)
             return
@@ -198,6 +206,18 @@ class Builder:
         if special is not None and special(self, node):
             return
         self._operation(node, value)
+
+    def _alias_constant(self, node: torch.fx.Node, value: Any) -> None:
+        """Let a view of a captured tensor lie in its storage; fake mode makes another fake of it for each use."""
+        source = self.tensor_of.get(node.args[0]) if node.args and isinstance(node.args[0], torch.fx.Node) else None
+        target = node.target
+        if not isinstance(source, int) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            return
+        storage = self.tensors[source].storage
+        if self.storages[storage].role is not Role.CONSTANT or self.known(value) is not None:
+            return
+        if isinstance(target, torch._ops.OpOverload) and target._schema.returns[0].alias_info is not None:
+            self.storage_of_fake[value.untyped_storage()._cdata] = storage
 
     def _values(self, node: torch.fx.Node, value: Any) -> int | tuple[int | None, ...]:
         if isinstance(value, torch.Tensor):
@@ -218,6 +238,12 @@ class Builder:
             (key, self.argument(item)) for key, item in sorted(node.kwargs.items()) if key not in _PLACEMENT_KEYWORDS
         )
         mutated = _mutated_arguments(node)
+        if any(argument.is_out for argument in target._schema.arguments):
+            raise TraceError(str(target), "it is called with out=", "use the tensor it returns", source_of(node))
+        if not mutated and not any(isinstance(item, torch.fx.Node) for item in node.all_input_nodes):
+            raise TraceError(
+                str(target), "it makes a tensor from numbers alone in a way that is not offered", _MAKE, source_of(node)
+            )
         outputs: list[int | None] = []
         for item in mutated:
             index = self.index(item)
@@ -252,7 +278,28 @@ class Builder:
         keywords: tuple[tuple[str, Argument], ...],
         outputs: tuple[int | None, ...],
     ) -> None:
-        """Append one operation."""
+        """Append one operation.
+
+        Raises:
+            TraceError: it changes a tensor the program only closes over, or draws random numbers in the backward.
+        """
+        for index in outputs:
+            storage = None if index is None else self.storages[self.tensors[index].storage]
+            if storage is not None and storage.role is Role.CONSTANT:
+                raise TraceError(
+                    f"{node.target} ({node.name})",
+                    f"it changes {storage.name}, a tensor that is no input, parameter or buffer",
+                    "register it as a buffer, or pass it as an input",
+                    source_of(node),
+                )
+        if self.backward and is_random(operator):
+            raise TraceError(
+                f"{node.target} ({node.name})",
+                "it draws random numbers in the backward, where a recomputed forward (torch.utils.checkpoint) would "
+                "need those it drew before",
+                "leave out the checkpoint; plan() recomputes cheap operators itself",
+                source_of(node),
+            )
         count = self.operation_counts[node.name] = self.operation_counts.get(node.name, 0) + 1
         name = node.name if count == 1 else f"{node.name}.{count}"
         self.operations.append(Operation(name, operator, arguments, keywords, outputs, (), source_of(node)))
@@ -301,6 +348,8 @@ class Builder:
             return f"complex:{item.real!r},{item.imag!r}"
         if isinstance(item, (torch.memory_format, torch.layout, torch.device)):
             return str(item)
+        if isinstance(item, torch.Generator):
+            raise TraceError("a random operator", "it draws from a generator of its own", "use the default generator")
         raise TraceError(
             f"argument {item!r}", f"a {type(item).__name__} cannot be planned", "pass it as a tensor or number"
         )

@@ -58,6 +58,8 @@ def attention(
     """Plan self-attention of a shape; planning uses no memory, so any shape can be planned anywhere."""
     with one_line_errors(debug):
         require_device(device)
+        if slices is not None and strategy is not StrategyName.SLICED:
+            raise CallError(f"--slices {slices}: it goes with --strategy sliced")
         module, x = build_attention(
             batch,
             heads,

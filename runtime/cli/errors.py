@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import typer
 
 from planner.errors import CapacityError, PlannerError, VerificationError
-from runtime.errors import ArenaError
+from runtime.errors import ArenaError, ArenaMemoryError
 
 #: The work was done and failed: a check, a budget, a full disk.
 FAILED = 1
@@ -20,7 +20,7 @@ WRONG_CALL = 2
 INTERRUPTED = 130
 
 #: Errors that say the work failed. Every other error on purpose says the call was wrong.
-_FAILURES = (VerificationError, CapacityError, MemoryError)
+_FAILURES = (VerificationError, CapacityError, MemoryError, ArenaMemoryError)
 #: System errors that no other argument would have avoided.
 _FAILED_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM})
 

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,8 +39,9 @@ def plan_module(
     """Plan the module that FACTORY() returns as (module, example_inputs) or (module, example_inputs, loss_fn)."""
     with one_line_errors(debug):
         require_device(device)
-        module, inputs, loss = load_factory(target)
-        graph = trace(module, inputs, loss=loss, mode=pass_name.value)
+        with redirect_stdout(sys.stderr):  # what the user's code prints is not the result
+            module, inputs, loss = load_factory(target)
+            graph = trace(module, inputs, loss=loss, mode=pass_name.value)
         planned = plan(
             graph,
             budget=budget,
@@ -49,7 +51,8 @@ def plan_module(
         )
         check = None
         if run:
-            check = check_against_eager(module, inputs, graph, planned, loss=loss, steps=steps, device=device)
+            with redirect_stdout(sys.stderr):
+                check = check_against_eager(module, inputs, graph, planned, loss=loss, steps=steps, device=device)
         if output is not None:
             planned.save(output)
             say(f"wrote {output}")

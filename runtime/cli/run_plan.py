@@ -26,7 +26,7 @@ def run_plan(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     check: Annotated[bool, typer.Option("--check", help="Compare with the same program, a buffer per tensor.")] = False,
     steps: Annotated[int, typer.Option(min=2, help="Steps to run.")] = 5,
-    seed: Annotated[int, typer.Option(help="Seed of the generated inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the generated inputs.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
@@ -50,6 +50,7 @@ def run_plan(
                 reference.arena.poison()
                 reference(*inputs)
                 differing += [name for name in _differences(run, reference) if name not in differing]
+        run.load(*inputs)  # donated inputs were consumed
         calls = allocations(lambda: run.execute(threads=1)).calls
         fields = {
             **plan.summary(),

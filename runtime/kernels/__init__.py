@@ -46,13 +46,14 @@ def bind(operation: Operation, context: Context) -> list[Call]:
 
     Raises:
         UnknownOperatorError: the operator is neither in the table nor an ATen operator that may be called.
+        ArenaError: the operator does not fit its tensors.
     """
     binder = TABLE.get(operation.operator)
     if binder is not None:
         return binder(operation, context)
     if not operation.operator.startswith("aten."):
         raise UnknownOperatorError(operation.operator, operation.name)
-    aten.resolve(operation)
+    aten.check_fit(operation, context)
     binder = ATEN_TABLE.get(base_name(operation.operator))
     if binder is not None:
         return binder(operation, context)

@@ -11,10 +11,12 @@ import torch
 
 from planner.graph import Argument, Dtype, Operation
 from planner.operators import base_name, has_out_form, is_elementwise
-from runtime.errors import UnknownOperatorError
+from runtime.errors import ArenaError, UnknownOperatorError
 from runtime.kernels.binding import Call, Context
 
 _NAME = re.compile(r"aten\.(\w+)\.(\w+)")
+#: Operators that change what a tensor is a view of; none belongs in a plan.
+_RESHAPING = ("resize", "set_", "set", "_resize", "swap", "as_strided")
 _ENUMS = {
     "torch.strided": torch.strided,
     "torch.contiguous_format": torch.contiguous_format,
@@ -48,11 +50,48 @@ def resolve(operation: Operation) -> torch._ops.OpOverload:
     overload = getattr(packet, match[2], None) if match and packet is not None else None
     if not isinstance(overload, torch._ops.OpOverload):
         raise UnknownOperatorError(operation.operator, operation.name)
+    if match is not None and match[1].strip("_").startswith(_RESHAPING):
+        raise UnknownOperatorError(operation.operator, operation.name)
     takes_tensor = any("Tensor" in str(argument.type) for argument in overload._schema.arguments)
     gives_tensor = all("Tensor" in str(result.type) for result in overload._schema.returns)
     if not takes_tensor or not gives_tensor:
         raise UnknownOperatorError(operation.operator, operation.name)
     return overload
+
+
+def check_fit(operation: Operation, context: Context) -> None:
+    """Raise `ArenaError` unless the operator, on tensors like its operands, gives tensors like its outputs.
+
+    An out-form would resize an output that does not fit, and write over its neighbours in the arena.
+    """
+    overload = resolve(operation)
+    if overload._schema.is_mutable:
+        return
+    positional, keywords = arguments(overload, operation, context)
+    try:
+        results = overload(*_on_meta(positional), **_on_meta(keywords))
+    except NotImplementedError:  # no shape function: it runs functionally, and copying checks the shape
+        return
+    returned = [results] if isinstance(results, torch.Tensor) else list(results)
+    # Behind the first result come statistics, whose shape and dtype differ between devices; their kernels copy them.
+    for index, result in zip(operation.outputs[:1], returned[:1], strict=False):
+        if index is None or not isinstance(result, torch.Tensor):
+            continue
+        view = context.views[index]
+        if view.shape != result.shape or view.dtype != result.dtype:
+            cause = f"{operation.operator} gives {result.dtype} {tuple(result.shape)}"
+            raise ArenaError(f"operation {operation.name}: {cause}, its output is {view.dtype} {tuple(view.shape)}")
+
+
+def _on_meta(value: Any) -> Any:
+    """Arguments with every tensor replaced by one of the same layout without data."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    if isinstance(value, list):
+        return [_on_meta(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _on_meta(item) for key, item in value.items()}
+    return value
 
 
 def find_out_form(overload: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
@@ -102,7 +141,10 @@ def _value(argument: Argument, kind: str, dtype: torch.dtype, context: Context) 
 
 
 def scalar(value: float, dtype: torch.dtype, context: Context) -> torch.Tensor:
-    """A zero-dimensional tensor in the dtype that ATen would convert the number to on every call."""
+    """A zero-dimensional tensor of a number, made once where ATen would make one on every call.
+
+    For 16-bit operands ATen keeps some numbers in float32: see `_bind_half_number`.
+    """
     return torch.tensor(value, dtype=dtype, device=context.views[0].device if context.views else None)
 
 
@@ -151,6 +193,30 @@ def copying(overload: torch._ops.OpOverload, operation: Operation, context: Cont
     return call
 
 
+def _bind_half_number(operation: Operation, context: Context) -> list[Call]:
+    """``x · number`` and ``x ÷ number`` for 16-bit x, the number in float32 as ATen takes it; rounded once.
+
+    A 0-d tensor of the number would be rounded to 16 bits, or converted on every call. ``addcmul`` takes its factor in
+    float32: ``0 + number · x · 1``. A quotient is a product with 1/number. (Sums round the number, in ATen as here.)
+    """
+    (output,) = context.outputs(operation)
+    name = base_name(operation.operator)
+    if output.dtype not in (torch.float16, torch.bfloat16) or name not in ("mul", "div", "lerp"):
+        return []
+    number = operation.arguments[-1]
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or operation.keywords:
+        return []
+    if name == "lerp":
+        start, end = (context.tensor(argument) for argument in operation.arguments[:2])
+        return [partial(torch.ops.aten.lerp.Scalar_out, start, end, number, out=output)]
+    if len(operation.arguments) != 2 or (name == "div" and number == 0):
+        return []
+    source = context.tensor(operation.arguments[0])
+    zero, one = (scalar(value, output.dtype, context) for value in (0, 1))
+    factor = number if name == "mul" else 1.0 / number
+    return [partial(torch.ops.aten.addcmul.out, zero, source, one, value=factor, out=output)]
+
+
 def bind_elementwise(operation: Operation, context: Context) -> list[Call]:
     """An operator on elements, in place or not, its numbers as tensors made once; computed in the operands' dtype.
 
@@ -159,6 +225,9 @@ def bind_elementwise(operation: Operation, context: Context) -> list[Call]:
     (output,) = context.outputs(operation)
     if output.numel() == 0:
         return []
+    wide = _bind_half_number(operation, context)
+    if wide:
+        return wide
     overload = resolve(operation)
     if overload._schema.is_mutable:
         plain = getattr(torch.ops.aten, base_name(operation.operator))

@@ -82,12 +82,13 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
     {
         **dict.fromkeys(
             """
-            abs add addcdiv addcmul bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max clamp_min cos
-            div elu eq erf exp exp2 expm1 floor floor_divide ge gt hardsigmoid hardswish hardtanh le leaky_relu lerp log
-            log1p log2 logical_and logical_not logical_or lt masked_fill maximum minimum mul ne neg pow reciprocal relu
-            remainder round rsqrt rsub sigmoid sigmoid_backward sign silu silu_backward sin softplus sqrt square sub
-            tan tanh tanh_backward threshold_backward trunc where conj_physical leaky_relu_backward elu_backward
-            softplus_backward hardtanh_backward
+            abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or
+            bitwise_xor ceil clamp clamp_max clamp_min conj_physical cos cosh div elu elu_backward eq erf erfc exp exp2
+            expm1 floor floor_divide fmax fmin fmod ge gt hardsigmoid hardswish hardtanh hardtanh_backward hypot le
+            leaky_relu leaky_relu_backward lerp log log1p log2 logaddexp logical_and logical_not logical_or logical_xor
+            lt masked_fill maximum minimum mish mul ne neg pow reciprocal relu remainder round rsqrt rsub sgn sigmoid
+            sigmoid_backward sign silu silu_backward sin sinh softplus softplus_backward sqrt square sub tan tanh
+            tanh_backward threshold_backward trunc where xlogy
             """.split(),
             _POINTWISE,
         ),
@@ -98,6 +99,11 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
         "mean": Facts(strided=True, note="sum, then one division in place"),
         "amax": _OUT_STRIDED,
         "amin": _OUT_STRIDED,
+        "max": _OUT,
+        "min": _OUT,
+        "topk": _OUT,
+        "var": _OUT,
+        "std": _OUT,
         "argmax": _OUT,
         "argmin": _OUT,
         "prod": _OUT,
@@ -273,6 +279,10 @@ class Scratch:
     dtype: str
 
 
+#: Reductions that to one number, of many elements, are done in two steps of our own.
+_SPLIT = frozenset({"sum", "mean", "amax", "amin", "linalg_vector_norm"})
+
+
 def workspaces(operation: Operation, tensors: Sequence[Tensor]) -> tuple[Scratch, ...]:
     """The scratch an operation's kernel needs, in the kernel's order; ``tensors`` are the graph's."""
     outputs = [None if index is None else tensors[index] for index in operation.outputs]
@@ -286,7 +296,8 @@ def workspaces(operation: Operation, tensors: Sequence[Tensor]) -> tuple[Scratch
         return _row_scratch(source.numel // max(width, 1), width, accumulator(source.dtype), name)
     if name in ("native_batch_norm", "native_batch_norm_backward"):
         return _channel_scratch(operands[0])
-    if name in ("sum", "mean") and outputs and outputs[0] is not None:
+    counted = name == "linalg_vector_norm" and operation.arguments[1:2] == (0,)
+    if name in _SPLIT and not counted and outputs and outputs[0] is not None:
         return _partial_sums(operands[0], outputs[0])
     if name == "index_add" and operands[0].dtype in HALF:
         return (Scratch(operands[0].shape, "float32"), Scratch(operands[-1].shape, "float32"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from planner.graph import Argument, Role, TensorRef, dense_strides
+from planner.operators import ARANGE
 
 if TYPE_CHECKING:
     from planner.trace.lower import Builder
@@ -161,6 +162,61 @@ def _mse_loss(builder: Builder, node: torch.fx.Node) -> bool:
     return True
 
 
+def _flip(builder: Builder, node: torch.fx.Node) -> bool:
+    """One selection by descending places for each flipped dimension."""
+    dims = node.args[1]
+    source = _operand(builder, node.args[0])
+    shape = builder.tensors[source].shape
+    if not isinstance(dims, (list, tuple)) or not dims:
+        return False
+    result = _new(builder, node)
+    if 0 in shape:
+        return True
+    axes = [int(str(dim)) % len(shape) for dim in dims]
+    for number, axis in enumerate(axes):
+        last = number == len(axes) - 1
+        target = result if last else _temporary(builder, node, f"flip{number}", shape, builder.tensors[source].dtype)
+        places = _temporary(builder, node, f"places{number}", (shape[axis],), "int64")
+        builder.emit(node, ARANGE, (shape[axis] - 1, -1), (), (places,))
+        selected = (TensorRef(source), axis, TensorRef(places))
+        builder.emit(node, "aten.index_select.default", selected, (), (target,))
+        source = target
+    return True
+
+
+def _is_not_a_number(builder: Builder, node: torch.fx.Node) -> bool:
+    source = TensorRef(_operand(builder, node.args[0]))
+    builder.emit(node, "aten.ne.Tensor", (source, source), (), (_new(builder, node),))
+    return True
+
+
+def _is_infinite(builder: Builder, node: torch.fx.Node) -> bool:
+    source = _operand(builder, node.args[0])
+    tensor = builder.tensors[source]
+    if not tensor.dtype.startswith(("float", "bfloat")):
+        return False
+    size = _temporary(builder, node, "size", tensor.shape, tensor.dtype)
+    builder.emit(node, "aten.abs.default", (TensorRef(source),), (), (size,))
+    builder.emit(node, "aten.eq.Scalar", (TensorRef(size), -_NEGATIVE_INFINITY), (), (_new(builder, node),))
+    return True
+
+
+def _extreme(operator: str) -> Lowering:
+    """Lowering of ``any`` and ``all`` of booleans: their largest or smallest."""
+
+    def lowering(builder: Builder, node: torch.fx.Node) -> bool:
+        source = _operand(builder, node.args[0])
+        if builder.tensors[source].dtype != "bool" or builder.tensors[source].numel == 0:
+            return False
+        dim = _argument(node, 1, "dim")
+        dims: tuple[Argument, ...] = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+        keep = bool(_argument(node, 2, "keepdim", False))
+        builder.emit(node, operator, (TensorRef(source), dims, keep), (), (_new(builder, node),))
+        return True
+
+    return lowering
+
+
 def _broadcast(one: tuple[int, ...], two: tuple[int, ...]) -> tuple[int, ...]:
     """The shape two tensors are broadcast to."""
     rank = max(len(one), len(two))
@@ -220,6 +276,11 @@ TABLE: Mapping[str, Lowering] = MappingProxyType(
         "aten::embedding": _embedding,
         "aten::embedding_dense_backward": _embedding_dense_backward,
         "aten::mse_loss": _mse_loss,
+        "aten::flip": _flip,
+        "aten::isnan": _is_not_a_number,
+        "aten::isinf": _is_infinite,
+        **dict.fromkeys(("aten::any", "aten::any.dim", "aten::any.dims"), _extreme("aten.amax.default")),
+        **dict.fromkeys(("aten::all", "aten::all.dim", "aten::all.dims"), _extreme("aten.amin.default")),
         **{f"aten::{operator}": _copied_then(_in_place(operator)) for operator in _IN_PLACE},
         **dict.fromkeys(("aten::rand_like", "aten::rand"), _drawn("aten.uniform_.default")),
         **dict.fromkeys(("aten::randn_like", "aten::randn"), _drawn("aten.normal_.default")),

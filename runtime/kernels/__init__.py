@@ -24,7 +24,10 @@ TABLE: Mapping[str, Binder] = MappingProxyType(
 #: Kernels of ATen operators whose own out-form is missing or allocates, by base name.
 ATEN_TABLE: Mapping[str, Binder] = MappingProxyType(
     {
+        "amax": reduction.bind_reduction,
+        "amin": reduction.bind_reduction,
         "index_add": indexing.bind_index_add,
+        "linalg_vector_norm": reduction.bind_norm,
         "masked_fill": elementwise.bind_masked_fill,
         "mean": reduction.bind_reduction,
         "native_batch_norm": batchnorm.bind_batch_norm,

@@ -52,17 +52,35 @@ def _binary(name: str, overload: str = "Tensor", *numbers: float) -> Call:
 
 _UNARY = """
 abs ceil cos erf exp exp2 expm1 floor neg reciprocal relu round sigmoid sign silu sin softplus square tan tanh trunc
-elu gelu hardsigmoid hardswish hardtanh leaky_relu
+sgn sinh cosh atan asinh erfc mish elu gelu hardsigmoid hardswish hardtanh leaky_relu
 """.split()
 _POSITIVE = "log log1p log2 rsqrt sqrt".split()
+_WITHIN_ONE = "asin acos atanh".split()
+_ABOVE_ONE = ["acosh"]
 _COMPARED = "eq ge gt le lt ne".split()
 
 ELEMENTWISE: list[Call] = [
     *(_unary(name) for name in _UNARY),
     *(_unary(name, positive=True) for name in _POSITIVE),
-    *(_binary(name) for name in ("add", "sub", "mul", "div", "remainder", *_COMPARED)),
+    *(Call(f"aten.{name}.default", lambda dtype: [matrix(dtype).tanh() * 0.9]) for name in _WITHIN_ONE),
+    *(Call(f"aten.{name}.default", lambda dtype: [matrix(dtype, positive=True) + 1]) for name in _ABOVE_ONE),
+    *(_binary(name) for name in ("fmod", "xlogy", "add", "sub", "mul", "div", "remainder", *_COMPARED)),
     *(_binary(name, "Scalar", 0.75) for name in ("add", "sub", "mul", "div", "remainder", "rsub", *_COMPARED)),
-    *(_binary(name, "default") for name in ("maximum", "minimum", "floor_divide", "gelu_backward", "silu_backward")),
+    *(
+        _binary(name, "default")
+        for name in (
+            "maximum",
+            "minimum",
+            "floor_divide",
+            "atan2",
+            "logaddexp",
+            "fmax",
+            "fmin",
+            "hypot",
+            "gelu_backward",
+            "silu_backward",
+        )
+    ),
     _binary("sigmoid_backward", "default"),
     _binary("tanh_backward", "default"),
     _binary("rsub"),
@@ -99,7 +117,7 @@ ELEMENTWISE: list[Call] = [
     Call("aten.conj_physical.default", lambda _: [torch.complex(_numbers(0, 7, 13), _numbers(1, 7, 13))], halves=False),
     *(
         Call(f"aten.{name}.default", lambda _: [mask(), mask(6)], halves=False)
-        for name in ("logical_and", "logical_or")
+        for name in ("logical_and", "logical_or", "logical_xor")
     ),
     Call("aten.logical_not.default", lambda _: [mask()], halves=False),
     *(
@@ -189,12 +207,22 @@ OTHERS: list[Call] = [
     Call("aten.mean.default", lambda dtype: [_numbers(0, 300, 512).to(dtype)]),
     Call("aten.amax.default", lambda dtype: [matrix(dtype), [-1], True]),
     Call("aten.amin.default", lambda dtype: [matrix(dtype), [0]]),
+    Call("aten.max.dim", lambda dtype: [matrix(dtype), 1]),
+    Call("aten.min.dim", lambda dtype: [matrix(dtype), 0, True]),
+    Call("aten.max.default", lambda dtype: [matrix(dtype)]),
+    Call("aten.min.default", lambda dtype: [_numbers(0, 300, 512).to(dtype)]),
+    Call("aten.topk.default", lambda dtype: [matrix(dtype), 3]),
+    Call("aten.var.correction", lambda dtype: [matrix(dtype), [-1]], {"correction": 1, "keepdim": True}),
+    Call("aten.std.correction", lambda dtype: [matrix(dtype), [-1]], {"correction": 0}),
+    Call("aten.amax.default", lambda dtype: [_numbers(0, 300, 512).to(dtype), []]),
     Call("aten.argmax.default", lambda dtype: [matrix(dtype), 1]),
     Call("aten.argmin.default", lambda dtype: [matrix(dtype), 1]),
     Call("aten.prod.dim_int", lambda dtype: [matrix(dtype), 1]),
     Call("aten.cumsum.default", lambda dtype: [matrix(dtype), 1]),
     Call("aten.cumsum.default", lambda _: [integers(2, 7, 13), -1], halves=False),
     Call("aten.linalg_vector_norm.default", lambda dtype: [matrix(dtype), 2, [-1]]),
+    Call("aten.linalg_vector_norm.default", lambda dtype: [_numbers(0, 300, 512).to(dtype)]),
+    Call("aten.linalg_vector_norm.default", lambda dtype: [_numbers(0, 30, 512).to(dtype), 0]),
     Call("aten.addmm.default", lambda dtype: [_numbers(3, 7), matrix(dtype), _numbers(4, 13, 7)], halves=False),
     Call(
         "aten.baddbmm.default",

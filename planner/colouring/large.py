@@ -13,6 +13,7 @@ from planner.colouring.first_fit import stacked
 from planner.colouring.first_fit_kernel import COUNTS, HIGHEST, OVERFLOW, STEPS
 from planner.colouring.instance import FREE, Instance, instances
 from planner.colouring.orders import heaviest_moments
+from planner.colouring.ragged import ragged_first_fit
 from planner.problem import Lifetime, Problem
 
 if TYPE_CHECKING:
@@ -196,6 +197,10 @@ def large_start(instance: Instance, engine: LargeFirstFit, goal_nbytes: int, dea
         given = engine.run(engine.given(), part.peak - 1, deadline, lambda: None)
         if given is not None:
             part.offer(given, "first fit, given order")
+        if instance.ragged and not part.done(goal_nbytes):
+            blocks = ragged_first_fit(instance, deadline, lambda: None)
+            if blocks is not None:
+                part.offer(blocks, "first fit, given order")
     return part
 
 

@@ -164,6 +164,22 @@ def test_an_interruption_returns_the_best_so_far(monkeypatch: pytest.MonkeyPatch
         assert faults(problem, result) == []
 
 
+@pytest.mark.parametrize("called", ["_start", "load_first_fit"])
+def test_an_interruption_before_any_packing_still_returns_one(called: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(portfolio, called, interrupt)
+    monkeypatch.setattr(portfolio, "SMALL", 3)
+    items = [Lifetime(str(i), 256 * (1 + i % 7), i, i + 5, 256) for i in range(20)]
+    items.append(Lifetime("pinned", 512, 0, 9, offset=1024))
+    for capacity in (None, 6912):
+        problem = Problem(tuple(items), capacity)
+        result = colour(problem)
+        assert result.interrupted
+        assert faults(problem, result) == []
+
+
 def test_a_hurried_caller_never_loads_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (minimise, large):
         for name in ("compiled", "compiled_first_fit"):

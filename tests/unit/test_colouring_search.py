@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 
 import pytest
 from packing_oracle import faults, first_fit_peak, minimalloc
 
 from planner.colouring import colour
 from planner.colouring.backend import compiled, interpreted
+from planner.colouring.best import Best
 from planner.colouring.exact import Decider
 from planner.colouring.first_fit import first_fit
 from planner.colouring.instance import instances
 from planner.colouring.large import large_first_fit
+from planner.colouring.portfolio import SMALL
+from planner.colouring.ragged import ragged_first_fit
 from planner.colouring.search import Layout, Search
-from planner.problem import Lifetime, Problem
+from planner.errors import ProblemError
+from planner.problem import Colouring, Lifetime, Problem
 
 CAPACITY = 1048576
 QUICK = "BCDEFGHJK"
@@ -100,3 +105,57 @@ def test_a_large_problem_is_no_worse_than_first_fit_in_its_order() -> None:
     colouring = colour(problem, time_limit=1.0)
     assert faults(problem, colouring) == []
     assert colouring.peak_nbytes <= first_fit_peak(problem)
+
+
+def _with_groups(seed: int, count: int) -> Problem:
+    """Return a problem in which every third lifetime belongs to a group of two or three that live unequally long."""
+    items = _random(seed, count, pins=True).lifetimes
+    grouped = [
+        replace(item, group=f"g{index // 8}") if index % 8 in {3, 5} else item for index, item in enumerate(items)
+    ]
+    return Problem(tuple(grouped))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_first_fit_of_ragged_groups_over_arrays_is_first_fit(seed: int) -> None:
+    pieces = instances(_with_groups(seed, 300))
+    assert any(instance.ragged for instance in pieces)
+    for instance in pieces:
+        expected = first_fit(instance, range(len(instance)))
+        assert ragged_first_fit(instance, time.monotonic() + 60, lambda: None) == expected
+
+
+def test_a_large_problem_with_ragged_groups_is_no_worse_than_first_fit_in_its_order() -> None:
+    problem = _with_groups(5, 2400)
+    pieces = instances(problem)
+    assert max(map(len, pieces)) > SMALL
+    colouring = colour(problem, time_limit=10.0)
+    assert faults(problem, colouring) == []
+    expected = [first_fit(instance, range(len(instance))) for instance in pieces]
+    highest = max(instance.peak(at) * instance.unit for instance, at in zip(pieces, expected, strict=True))
+    assert colouring.peak_nbytes <= highest
+
+
+def test_what_first_fit_did_not_reach_in_time_is_stacked() -> None:
+    problem = _random(6, 5000, pins=True)
+    for instance in instances(problem):
+        engine = large_first_fit(instance)
+        assert engine is not None
+        assert engine.run(engine.given(), engine.ample, 0.0, lambda: None) is None or len(instance) <= 2000
+        offsets = engine.run(engine.given(), engine.ample, 0.0, lambda: None, stack=True)
+        assert offsets is not None
+        part = Best(instance, offsets, "stacked")
+        unit = instance.unit
+        at = {instance.members[item][0][0]: offset * unit for item, offset in enumerate(part.offsets)}
+        items = sorted(at)
+        piece = Problem(tuple(problem.lifetimes[index] for index in items))
+        found = Colouring(tuple(at[index] for index in items), part.peak_nbytes, 0, "", proved_optimal=False)
+        assert faults(piece, found) == []
+
+
+def test_pins_that_collide_in_a_large_problem_are_refused() -> None:
+    items = [Lifetime(str(index), 4, index, index + 3, offset=4 * (index % 3)) for index in range(2000)]
+    assert colour(Problem(tuple(items))).peak_nbytes == 12
+    items[1500] = replace(items[1500], offset=4 * (1501 % 3) + 3)
+    with pytest.raises(ProblemError, match="pinned over each other"):
+        colour(Problem(tuple(items)))

@@ -24,7 +24,8 @@ class ArenaRuntime:
         plan: verified once more before anything runs.
         device: where the arena lies.
         state: parameters and buffers by name, for a plan that has some and was loaded from a file; a plan made in
-            this process knows the module's own.
+            this process knows the module's own, those it had when it was traced. Parameters put in their place later
+            (``load_state_dict(assign=True)``) are not seen: pass them here, or trace again.
         arena: memory to run in, at least as large as the plan's arena and as strictly aligned; by default its own.
 
     What a call returns are views of the arena, valid until the next call.

@@ -36,19 +36,22 @@ def colour(problem: Problem, *, time_limit: float = 10.0, progress: Callable[[st
     """
     check_problem(problem)
     deadline = time.monotonic() + time_limit
-    pieces = instances(problem)
-    bound = max([lower_bound(problem), *(piece.bound * piece.unit for piece in pieces)])
+    interrupted = False
+    try:
+        pieces, bound = _prepared(problem)
+    except KeyboardInterrupt:
+        interrupted = True
+        pieces, bound = _prepared(problem)  # Without these there is nothing to return.
     capacity = problem.capacity
     if capacity is not None and bound > capacity:
         raise _too_large(problem, bound, proved=True)
     target = bound if capacity is None else capacity
     parts: list[Best] = []
     report = _Reporter(parts, progress)
-    for piece in pieces:
-        check_pins(piece)
     engines: list[LargeFirstFit | None] = []
-    interrupted = False
     try:
+        if interrupted:
+            raise KeyboardInterrupt
         if any(len(piece) > SMALL for piece in pieces):
             deadline += load_first_fit()
         engines += [large_first_fit(piece) if len(piece) > SMALL else None for piece in pieces]
@@ -78,6 +81,14 @@ def colour(problem: Problem, *, time_limit: float = 10.0, progress: Callable[[st
     if capacity is not None and result.peak_nbytes > capacity and not interrupted:
         raise _too_large(problem, result.peak_nbytes, proved=_refuted(parts, capacity))
     return result
+
+
+def _prepared(problem: Problem) -> tuple[list[Instance], int]:
+    """Return the components of a problem, their pins checked, and its lower bound in bytes."""
+    pieces = instances(problem)
+    for piece in pieces:
+        check_pins(piece)
+    return pieces, max([lower_bound(problem), *(piece.bound * piece.unit for piece in pieces)])
 
 
 class _Reporter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from packing_oracle import faults
 
+from planner.bounds import lower_bound
 from planner.colouring import colour, large, minimise, portfolio
 from planner.errors import CapacityError, ProblemError
 from planner.problem import Lifetime, Problem
@@ -178,6 +179,22 @@ def test_an_interruption_before_any_packing_still_returns_one(called: str, monke
         result = colour(problem)
         assert result.interrupted
         assert faults(problem, result) == []
+
+
+def test_an_interruption_of_the_preparation_still_returns_a_packing(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def interrupt_once(problem: Problem) -> int:
+        calls.append(problem)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return lower_bound(problem)
+
+    monkeypatch.setattr(portfolio, "lower_bound", interrupt_once)
+    problem = Problem(HARD)
+    result = colour(problem)
+    assert result.interrupted
+    assert faults(problem, result) == []
 
 
 def test_a_hurried_caller_never_loads_numba(monkeypatch: pytest.MonkeyPatch) -> None:

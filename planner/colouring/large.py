@@ -114,9 +114,13 @@ class LargeFirstFit:
             tick()
             self.work += int(counts[STEPS])
             counts[STEPS] = 0
-            if counts[OVERFLOW]:
+            if counts[OVERFLOW]:  # The item placed last is in some lists only; putting it in again changes nothing.
+                counts[OVERFLOW] = 0
+                low, high = (np.pad(part.reshape(lists, -1), ((0, 0), (0, 3 * self._room))) for part in ranges[:2])
+                ranges = (low.reshape(-1), high.reshape(-1), *ranges[2:])
                 self._room *= 4
-                return self.run(order, limit, deadline, tick, stack=stack)
+                position = reached
+                continue
             if reached < stop:
                 return None
             if time.monotonic() > deadline and stop < count:

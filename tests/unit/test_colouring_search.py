@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from packing_oracle import faults, first_fit_peak, minimalloc
 
-from planner.colouring import colour
+from planner.colouring import colour, large
 from planner.colouring.backend import compiled, interpreted
 from planner.colouring.best import Best
 from planner.colouring.exact import Decider
@@ -151,6 +151,17 @@ def test_what_first_fit_did_not_reach_in_time_is_stacked() -> None:
         piece = Problem(tuple(problem.lifetimes[index] for index in items))
         found = Colouring(tuple(at[index] for index in items), part.peak_nbytes, 0, "", proved_optimal=False)
         assert faults(piece, found) == []
+
+
+def test_lists_that_outgrow_their_room_are_made_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large, "FIRST_ROOM", 4)
+    monkeypatch.setattr(large, "ITEMS_A_RANGE", 1000)
+    for instance in instances(_random(1, 800, pins=True)):
+        engine = large_first_fit(instance)
+        assert engine is not None
+        assert engine.run(engine.given(), engine.ample, time.monotonic() + 60, lambda: None) == first_fit(
+            instance, range(len(instance))
+        )
 
 
 def test_pins_that_collide_in_a_large_problem_are_refused() -> None:

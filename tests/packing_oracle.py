@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from itertools import permutations
+from math import lcm
 from pathlib import Path
 
 from planner.problem import Colouring, Lifetime, Problem
@@ -79,6 +80,36 @@ def first_fit_peak(problem: Problem, order: tuple[int, ...] | None = None) -> in
             place for place in places if all(place + item.nbytes <= low or end <= place for low, end in others)
         )
     return max((at[i] + item.nbytes for i, item in enumerate(items)), default=0)
+
+
+def first_fit_peak_of_groups(problem: Problem) -> int:
+    """Return the peak of first fit in the order given where a group is placed whole at its first member; no pins."""
+    units: dict[str, list[Lifetime]] = {}
+    for item in problem.lifetimes:
+        units.setdefault(f"group {item.group}" if item.group else f"item {item.name}", []).append(item)
+    placed: list[tuple[int, Lifetime]] = []
+    for members in units.values():
+        rises = []
+        rise = 0
+        for member in members:
+            rise += -rise % member.alignment
+            rises.append(rise)
+            rise += member.nbytes
+        step = lcm(*(member.alignment for member in members))
+        bases = {0, *(at + item.nbytes - rise for at, item in placed for rise in rises)}
+        for base in sorted(base + -base % step for base in bases if base >= 0):
+            here = [(base + rise, member) for rise, member in zip(rises, members, strict=True)]
+            if not any(_overlap(one, other) for one in here for other in placed):
+                placed += here
+                break
+    return max((at + item.nbytes for at, item in placed), default=0)
+
+
+def _overlap(one: tuple[int, Lifetime], other: tuple[int, Lifetime]) -> bool:
+    """Whether two placed lifetimes have a byte in common at some step."""
+    (low, item), (bottom, there) = one, other
+    together = item.birth < there.death and there.birth < item.death
+    return together and max(low, bottom) < min(low + item.nbytes, bottom + there.nbytes)
 
 
 def least_peak(problem: Problem) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from packing_oracle import faults, first_fit_peak, least_peak, live_peak
+from packing_oracle import faults, first_fit_peak, first_fit_peak_of_groups, least_peak, live_peak
 
 from planner.colouring import colour
 from planner.errors import CapacityError, ProblemError
@@ -61,6 +61,12 @@ def test_a_packing_is_valid_or_the_pins_contradict_each_other(problem: Problem) 
 @given(problems(most=24, groups=False, pins=False))
 def test_never_worse_than_first_fit_in_the_order_given(problem: Problem) -> None:
     assert colour(problem, time_limit=0.0).peak_nbytes <= first_fit_peak(problem)
+
+
+@common
+@given(problems(most=24, pins=False))
+def test_never_worse_than_first_fit_of_whole_groups_in_the_order_given(problem: Problem) -> None:
+    assert colour(problem, time_limit=0.0).peak_nbytes <= first_fit_peak_of_groups(problem)
 
 
 @common

@@ -131,4 +131,4 @@ def _omnimalloc(problem: Problem, allocator: str) -> int:
         if item.nbytes
     ]
     placed = omnimalloc.allocate(allocations, allocator)
-    return max((item.offset or 0) + item.size for item in placed)
+    return max(int((item.offset or 0) + item.size) for item in placed)

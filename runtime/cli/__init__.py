@@ -1,36 +1,44 @@
-"""The command ``arenaplan``: one file a subcommand, registered here."""
+"""The command ``arenaplan``."""
 
 from __future__ import annotations
 
-import typer
+import sys
+from typing import TYPE_CHECKING, Any
 
-from runtime.cli.attention import attention
-from runtime.cli.bench import bench_app
-from runtime.cli.demo import demo
-from runtime.cli.inspect import inspect
-from runtime.cli.pack import pack
-from runtime.cli.plan_module import plan_module
-from runtime.cli.run_plan import run_plan
-
-app = typer.Typer(
-    name="arenaplan",
-    help="Plan where every tensor of a training step lies in one block of memory, and run the step there.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("demo")(demo)
-app.command("attention")(attention)
-app.command("plan")(plan_module)
-app.command("run")(run_plan)
-app.command("inspect")(inspect)
-app.command("pack")(pack)
-app.add_typer(bench_app, name="bench")
+if TYPE_CHECKING:
+    from runtime.cli.app import app
 
 
 def main() -> None:
-    """Entry point of the command."""
-    app()
+    """Entry point of the command; `pack` and `inspect` read files only and do without importing torch."""
+    if sys.argv[1:2] in (["pack"], ["inspect"]):
+        import typer
+
+        name = sys.argv[1]
+        light = typer.Typer(
+            name="arenaplan", pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+        )
+        if name == "pack":
+            from runtime.cli.pack import pack
+
+            light.command(name)(pack)
+        else:
+            from runtime.cli.inspect import inspect
+
+            light.command(name)(inspect)
+        light(sys.argv[2:], prog_name=f"arenaplan {name}")
+    else:
+        from runtime.cli.app import app
+
+        app()
+
+
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from runtime.cli.app import app
+
+    return app
 
 
 __all__ = ["app", "main"]

@@ -1,4 +1,4 @@
-"""The models of the zoo trained through `TrainingStep` and through ``torch.compile``, five optimizer steps beside eager."""
+"""The models of the zoo trained through `TrainingStep` and ``torch.compile``, five optimizer steps beside eager."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runtime.cli.app import app
+    from runtime.cli.commands import app
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
             light.command(name)(inspect)
         light(sys.argv[2:], prog_name=f"arenaplan {name}")
     else:
-        from runtime.cli.app import app
+        from runtime.cli.commands import app
 
         app()
 
@@ -36,7 +36,7 @@ def main() -> None:
 def __getattr__(name: str) -> Any:
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from runtime.cli.app import app
+    from runtime.cli.commands import app
 
     return app
 

@@ -26,6 +26,8 @@ def read_problem(path: str | Path, capacity: int | None = None, keep_offsets: bo
         OSError: the file cannot be read.
     """
     source = str(path)
+    if Path(path).is_char_device() or Path(path).is_block_device():
+        raise ProblemError(source, "it is a device, not a file")
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
             return Problem(tuple(_lifetimes(csv.reader(file, strict=True), source, keep_offsets)), capacity)

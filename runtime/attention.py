@@ -51,6 +51,24 @@ class SelfAttention(nn.Module):
         return F.dropout(self.output(context), self.dropout, self.training)
 
 
+class AttentionCore(nn.Module):
+    """What lies between the projections: scores, softmax, dropout and context of a fused QKV tensor."""
+
+    def __init__(self, heads: int, *, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+
+    def forward(self, qkv: torch.Tensor) -> torch.Tensor:
+        """``(B, L, 3H)`` → ``(B, L, H)``."""
+        batch, length, width = qkv.shape
+        depth = width // 3 // self.heads
+        q, k, v = (part.view(batch, length, self.heads, depth).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
+        scores = q @ k.transpose(-2, -1) / math.sqrt(depth)
+        weights = F.dropout(scores.softmax(dim=-1), self.dropout, self.training)
+        return (weights @ v).transpose(1, 2).reshape(batch, length, width // 3)
+
+
 def build_attention(
     batch: int,
     heads: int,

@@ -1,5 +1,6 @@
 """The planned attention backward against PyTorch eager's and Inductor's: seconds and bytes, interleaved in one process.
 
+The block is measured whole and without its projections, whose products all contenders share (the core).
 Timed is the backward pass alone, on what its forward left: eager and Inductor hold their saved activations, ours has
 them in the arena (as a planned forward leaves them; copying them in is reported as ``ours_with_copy_in``).
 """
@@ -13,12 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from planner.graph import Graph, Role
 from planner.pipeline import plan
 from planner.plan import Plan
 from planner.trace import trace
-from runtime.attention import SelfAttention, build_attention
+from runtime.attention import AttentionCore, build_attention
 from runtime.bench.environment import environment
 from runtime.executor import ArenaRuntime
 from runtime.measure import Allocations, allocations
@@ -31,7 +33,7 @@ SHAPES = ((4, 8, 512, 512), (8, 12, 256, 768), (1, 16, 2048, 1024))
 class _Case:
     """One shape with everything that runs it."""
 
-    module: SelfAttention
+    module: nn.Module
     compiled: Callable[[torch.Tensor], torch.Tensor]
     x: torch.Tensor
     incoming: torch.Tensor
@@ -61,7 +63,8 @@ def bench_attention(
         for shape in shapes:
             if progress is not None:
                 progress(f"B, N, L, H = {shape}: compiling, then {rounds} interleaved rounds")
-            cases.append(_measure(shape, rounds, dropout, strategy))
+            cases.append(_measure(shape, rounds, dropout, strategy, core=False))
+            cases.append(_measure(shape, rounds, dropout, strategy, core=True))
     finally:
         torch.set_num_threads(before)
     packages = ("torch", "numpy", "networkx")
@@ -69,8 +72,10 @@ def bench_attention(
     return {"cases": cases, "environment": settings}
 
 
-def _measure(shape: tuple[int, int, int, int], rounds: int, dropout: float, strategy: str) -> dict[str, Any]:
-    case = _prepare(shape, dropout, strategy)
+def _measure(
+    shape: tuple[int, int, int, int], rounds: int, dropout: float, strategy: str, *, core: bool
+) -> dict[str, Any]:
+    case = _prepare(shape, dropout, strategy, core=core)
     seconds: dict[str, list[float]] = {"ours": [], "ours_with_copy_in": [], "eager": [], "inductor": []}
     for round_number in range(rounds + 2):
         timed = {
@@ -99,7 +104,7 @@ def _measure(shape: tuple[int, int, int, int], rounds: int, dropout: float, stra
         "inductor": inductor[0] + peak["inductor"],
     }
     return {
-        "name": "attention backward B={} N={} L={} H={}".format(*shape),
+        "name": ("attention core" if core else "attention") + " backward B={} N={} L={} H={}".format(*shape),
         "strategy": case.plan.strategy,
         "slices": case.plan.slices,
         "seconds": medians,
@@ -117,13 +122,18 @@ def _measure(shape: tuple[int, int, int, int], rounds: int, dropout: float, stra
     }
 
 
-def _prepare(shape: tuple[int, int, int, int], dropout: float, strategy: str) -> _Case:
+def _prepare(shape: tuple[int, int, int, int], dropout: float, strategy: str, *, core: bool) -> _Case:
     torch.manual_seed(0)
     torch._dynamo.reset()
+    module: nn.Module
     module, x = build_attention(*shape, dropout=dropout, device="cpu")
+    if core:
+        batch, heads, length, hidden = shape
+        module, x = AttentionCore(heads, dropout=dropout), torch.randn(batch, length, 3 * hidden, requires_grad=True)
     graph = trace(module, (x,))
     made = plan(graph, strategy=strategy)
-    return _Case(module, torch.compile(module), x, torch.randn(x.shape), graph, made, ArenaRuntime(made))
+    incoming = torch.randn(*x.shape[:2], shape[3])
+    return _Case(module, torch.compile(module), x, incoming, graph, made, ArenaRuntime(made))
 
 
 def _ours(case: _Case) -> dict[str, float]:

@@ -269,8 +269,14 @@ def test_bench_attention_prints_every_contender() -> None:
     result = call("bench", "attention", "--smoke", "--rounds", "1", "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
-    (case,) = report["cases"]
+    whole, core = report["cases"]
+    assert "core" in core["name"]
+    for case in (whole, core):
+        check_case(case)
+    assert report["environment"]["threads"] == 2
+
+
+def check_case(case) -> None:
     assert {"ours", "eager", "inductor"} <= case["seconds"].keys()
     assert {"ours", "eager", "inductor"} == case["peak_bytes"].keys()
     assert case["allocator_calls"]["ours"] == 0
-    assert report["environment"]["threads"] == 2

@@ -103,3 +103,8 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
 
 def test_the_largest_sizes_are_read(tmp_path: Path) -> None:
     assert _read(tmp_path, f"id,lower,upper,size\na,0,1,{2**63 - 1}\n")[0].nbytes == 2**63 - 1
+
+
+def test_a_device_is_refused() -> None:
+    with pytest.raises(ProblemError, match="device"):
+        read_problem("/dev/zero")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.errors import TraceError
 from planner.graph import (
@@ -169,7 +170,10 @@ class Builder:
     def constant(self, node: torch.fx.Node, value: torch.Tensor) -> None:
         """A tensor the program closes over; its bytes travel with the graph."""
         name = node.name.strip("_")
-        dense = value.detach().cpu().contiguous()
+        with _disable_current_modes():  # AOTAutograd compiles under a fake mode; this tensor is real
+            dense = value.detach().cpu().contiguous()
+            flat = dense.reshape(-1)
+            raw = flat.view(torch.uint8).numpy().tobytes() if dense.numel() else b""
         shape = tuple(dense.shape)
         index = self.fresh(name, shape, tuple(dense.stride()), dtype_name(dense.dtype))
         storage = self.tensors[index].storage
@@ -178,8 +182,7 @@ class Builder:
         if isinstance(fake, torch.Tensor):
             self.storage_of_fake[fake.untyped_storage()._cdata] = storage
         self.constants.append(Port(self.tensors[index].name, index))
-        raw = dense.reshape(-1).view(torch.uint8) if dense.numel() else dense.reshape(-1)
-        self.values[self.tensors[index].name] = raw.numpy().tobytes() if dense.numel() else b""
+        self.values[self.tensors[index].name] = raw
         self.tensor_of[node] = index
 
     def call(self, node: torch.fx.Node) -> None:

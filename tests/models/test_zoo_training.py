@@ -66,6 +66,8 @@ def test_training_step_follows_eager(name: str) -> None:
     follow(case, step, eager)
 
 
+# After a graph break Dynamo looks at the `.grad` of what the graph gets, whether it is a leaf or not.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("name", names())
 def test_torch_compile_follows_eager(name: str) -> None:
     torch._dynamo.reset()

@@ -65,7 +65,7 @@ def _model(name: str, sizes: Mapping[str, int]) -> nn.Module:
         )
         made: nn.Module = transformers.GPT2LMHeadModel(config)
         return made
-    config = transformers.BertConfig(
+    masked_config = transformers.BertConfig(
         num_hidden_layers=sizes["layers"],
         hidden_size=sizes["hidden"],
         num_attention_heads=sizes["heads"],
@@ -73,7 +73,7 @@ def _model(name: str, sizes: Mapping[str, int]) -> nn.Module:
         vocab_size=sizes["vocabulary"],
         max_position_embeddings=sizes["length"],
     )
-    masked: nn.Module = transformers.BertForMaskedLM(config)
+    masked: nn.Module = transformers.BertForMaskedLM(masked_config)
     return masked
 
 

@@ -62,9 +62,14 @@ def _uses(graph: Graph) -> list[list[int]]:
     return uses
 
 
+def _result_storages(graph: Graph) -> set[int]:
+    """Storages somebody reads after the last step."""
+    return {graph.tensors[port.tensor].storage for port in graph.results if port.tensor is not None}
+
+
 def _check_lifetimes(plan: Plan) -> None:
     graph = plan.graph
-    results = {graph.tensors[port.tensor].storage for port in graph.results if port.tensor is not None}
+    results = _result_storages(graph)
     for index, uses in enumerate(_uses(graph)):
         storage, placement = graph.storages[index], plan.placements[index]
         name, birth, death = storage.name, placement.birth, placement.death
@@ -201,9 +206,12 @@ def _check_overlaps(plan: Plan) -> None:
     end = begin + np.array([plan.graph.storages[index].nbytes for index in order], dtype=np.int64)
     birth = np.array([plan.placements[index].birth for index in order], dtype=np.int64)
     death = np.array([plan.placements[index].death for index in order], dtype=np.int64)
+    results = _result_storages(plan.graph)
     for index, placement in enumerate(plan.placements):
         early = placement.in_place_of
-        if early is not None and (not 0 <= early < len(plan.placements) or not _takes_over(plan, index, early)):
+        if early is not None and (
+            not 0 <= early < len(plan.placements) or not _takes_over(plan, index, early, results)
+        ):
             name = plan.graph.storages[index].name
             raise VerificationError("in place", (name,), f"storage {name} cannot take over the bytes it is said to")
     alive = np.empty(0, dtype=np.int64)
@@ -211,7 +219,7 @@ def _check_overlaps(plan: Plan) -> None:
         alive = alive[death[alive] > birth[position]]
         clash = alive[(begin[alive] < end[position]) & (begin[position] < end[alive])]
         for other in clash.tolist():
-            if not _takes_over(plan, order[position], order[other]):
+            if not _takes_over(plan, order[position], order[other], results):
                 _report_overlap(plan, order[position], order[other])
         alive = np.append(alive, position)
 
@@ -227,13 +235,12 @@ def _report_overlap(plan: Plan, late: int, early: int) -> None:
     raise VerificationError("overlap", names, cause)
 
 
-def _takes_over(plan: Plan, late: int, early: int) -> bool:
+def _takes_over(plan: Plan, late: int, early: int, results: set[int]) -> bool:
     """Whether ``late`` is written onto ``early`` in the one step they share, and the operator allows it."""
     graph = plan.graph
     new, old = plan.placements[late], plan.placements[early]
     if new.in_place_of != early or new.offset != old.offset or old.death != new.birth + 1 or old.birth > new.birth:
         return False
-    results = {graph.tensors[port.tensor].storage for port in graph.results if port.tensor is not None}
     donated = graph.storages[early].role not in FILLED_ROLES or graph.storages[early].role in DONATED_ROLES
     if new.birth >= len(graph.operations) or early in results or not donated:
         return False

@@ -12,8 +12,8 @@ from planner.pipeline import plan
 from planner.trace import trace
 from runtime.attention import build_attention
 from runtime.check import check_against_eager
-from runtime.cli.errors import FAILED, CallError, one_line_errors, say
-from runtime.cli.output import print_json, print_plan, progress
+from runtime.cli.errors import CallError, one_line_errors
+from runtime.cli.output import finish, progress
 
 
 class PassName(StrEnum):
@@ -83,18 +83,9 @@ def attention(
         check = None
         if run:
             check = check_against_eager(module, (x,), graph, planned, steps=steps, device=device, fresh_inputs=True)
-        if output is not None:
-            planned.save(output)
-            say(f"wrote {output}")
         shape = {"B": batch, "N": heads, "L": length, "H": hidden, "dtype": dtype, "dropout": dropout}
-        if as_json:
-            print_json({**planned.summary(), **(check.fields() if check else {}), "shape": shape})
-        else:
-            title = f"self-attention {pass_name.value}, B={batch} N={heads} L={length} H={hidden} {dtype}"
-            print_plan(title, planned, check)
-        if check is not None and not check.passed:
-            say(f"error: {check.worst} differs from eager by {check.max_rel_error:.3g}, {check.tolerance:.0e} allowed")
-            raise typer.Exit(FAILED)
+        title = f"self-attention {pass_name.value}, B={batch} N={heads} L={length} H={hidden} {dtype}"
+        finish(title, planned, check, output=output, as_json=as_json, more={"shape": shape})
 
 
 def require_device(device: str) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from planner.plan import Plan
 from runtime.check import Check
-from runtime.cli.errors import say
+from runtime.cli.errors import FAILED, say
 
 
 def progress(message: str) -> None:
@@ -48,6 +51,28 @@ def size(nbytes: int | None) -> str:
 def console() -> Console:
     """Standard output; no wider than the terminal, and no colour codes in a file."""
     return Console(highlight=False, soft_wrap=False)
+
+
+def finish(
+    title: str,
+    plan: Plan,
+    check: Check | None,
+    *,
+    output: Path | None,
+    as_json: bool,
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """End a planning command: save the plan, print it, and exit 1 if its run differed from eager."""
+    if output is not None:
+        plan.save(output)
+        say(f"wrote {output}")
+    if as_json:
+        print_json({**plan.summary(), **(check.fields() if check else {}), **(more or {})})
+    else:
+        print_plan(title, plan, check)
+    if check is not None and not check.passed:
+        say(f"error: {check.worst} differs from eager by {check.max_rel_error:.3g}, {check.tolerance:.0e} allowed")
+        raise typer.Exit(FAILED)
 
 
 def print_plan(title: str, plan: Plan, check: Check | None) -> None:

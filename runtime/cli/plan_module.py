@@ -17,8 +17,8 @@ from planner.pipeline import plan
 from planner.trace import trace
 from runtime.check import check_against_eager
 from runtime.cli.attention import PassName, StrategyName, require_device
-from runtime.cli.errors import FAILED, CallError, one_line_errors, say
-from runtime.cli.output import print_json, print_plan, progress
+from runtime.cli.errors import CallError, one_line_errors
+from runtime.cli.output import finish, progress
 
 
 def plan_module(
@@ -53,16 +53,7 @@ def plan_module(
         if run:
             with redirect_stdout(sys.stderr):
                 check = check_against_eager(module, inputs, graph, planned, loss=loss, steps=steps, device=device)
-        if output is not None:
-            planned.save(output)
-            say(f"wrote {output}")
-        if as_json:
-            print_json({**planned.summary(), **(check.fields() if check else {})})
-        else:
-            print_plan(f"{target}, {pass_name.value}", planned, check)
-        if check is not None and not check.passed:
-            say(f"error: {check.worst} differs from eager by {check.max_rel_error:.3g}, {check.tolerance:.0e} allowed")
-            raise typer.Exit(FAILED)
+        finish(f"{target}, {pass_name.value}", planned, check, output=output, as_json=as_json)
 
 
 def load_factory(target: str) -> tuple[Callable[..., Any], Any, Callable[[Any], Any] | None]:

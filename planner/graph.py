@@ -181,6 +181,8 @@ class Operation:
         workspaces: scratch tensors alive during this operation only.
         source: ``"file.py:12"`` in the user's code, or ``""``.
         lane: consecutive operations with a lane are a section; its lanes may run at the same time, each in order.
+        module: path of the submodule it comes from, ``"layers.0.attention"``, or ``""``; in the backward, of the
+            submodule whose forward it differentiates.
     """
 
     name: str
@@ -191,6 +193,7 @@ class Operation:
     workspaces: tuple[int, ...] = ()
     source: str = ""
     lane: int | None = None
+    module: str = ""
 
     @property
     def reads(self) -> tuple[int, ...]:

@@ -199,6 +199,7 @@ def _operation_row(operation: Operation, source: str) -> schema.OperationRow:
             workspaces=list(operation.workspaces),
             source=operation.source,
             lane=operation.lane,
+            module=operation.module,
         )
     except schema.ArgumentError as error:
         raise PlanFileError(source, f"operation {operation.name}{error.where}: {error.cause}") from error
@@ -279,6 +280,7 @@ class _Reader:
             workspaces=tuple(self._existing(tensor, count, f"{field}.workspaces") for tensor in row.workspaces),
             source=row.source,
             lane=row.lane,
+            module=row.module,
         )
 
     def _argument(self, argument: Any, field: str) -> Argument:

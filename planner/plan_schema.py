@@ -63,8 +63,8 @@ class TensorRow(Struct, forbid_unknown_fields=True):
     dtype: str
 
 
-class OperationRow(Struct, forbid_unknown_fields=True):
-    """One step."""
+class OperationRow(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """One step; ``module`` is left out where it is empty, as in files written before there was one."""
 
     name: str
     operator: str
@@ -74,6 +74,7 @@ class OperationRow(Struct, forbid_unknown_fields=True):
     workspaces: list[Count]
     source: str
     lane: Count | None
+    module: str = ""
 
 
 class PortRow(Struct, forbid_unknown_fields=True):

@@ -122,4 +122,5 @@ def _twin(program: Program, index: int, dtype: str) -> tuple[int, int, int]:
 
 def _copy(operation: Operation, source: int, destination: int, suffix: str) -> Operation:
     arguments: tuple[Argument, ...] = (TensorRef(source),)
-    return Operation(f"{operation.name}.{suffix}", COPY, arguments, (), (destination,), (), operation.source)
+    name = f"{operation.name}.{suffix}"
+    return Operation(name, COPY, arguments, (), (destination,), source=operation.source, module=operation.module)

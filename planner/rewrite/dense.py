@@ -65,4 +65,5 @@ def _densified(program: Program, operation: Operation, loose: list[int]) -> list
 
 def _copy(operation: Operation, source: int, destination: int, suffix: str) -> Operation:
     name = f"{operation.name}.{suffix}"
-    return Operation(name, COPY, (TensorRef(source),), (), (destination,), (), operation.source)
+    arguments = (TensorRef(source),)
+    return Operation(name, COPY, arguments, (), (destination,), source=operation.source, module=operation.module)

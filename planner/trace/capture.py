@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.stateless import _reparametrize_module
 
 from planner.errors import TraceError
+from planner.trace.origins import Origins
 
 _TORCH_ROOT = str(Path(torch.__file__).parent)
 _OWN_ROOT = str(Path(__file__).parent)
@@ -89,6 +90,7 @@ def capture(
     targets = _differentiated(states, inputs, wrt, mode)
 
     found = _Found()
+    origins = Origins(module)
 
     def call(states: dict[str, torch.Tensor], inputs: dict[str, torch.Tensor]) -> Any:
         filled = [inputs.get(name, leaf) for name, leaf in zip(input_names, leaves, strict=True)]
@@ -105,6 +107,7 @@ def capture(
         outputs, found.outputs_spec = pytree.tree_flatten(call(states, inputs))
         found.output_count = len(outputs)
         if mode == "forward":
+            origins.finish()
             return outputs, []
         found.backward_starts_after = _last_node_name()
         differentiable = [output for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad]
@@ -113,12 +116,14 @@ def capture(
         if loss is not None and (len(outputs) != 1 or differentiable[0].numel() != 1):
             raise TraceError("the loss", "it is not one scalar tensor", "return a scalar from `loss`")
         everything = {**states, **{name: inputs[name] for name in inputs}}
+        origins.backward(differentiable)
         gradients = torch.autograd.grad(
             differentiable,
             [everything[name] for name in targets],
             grad_outputs=None if loss is not None else grad_outputs,
             allow_unused=True,
         )
+        origins.finish()
         return outputs, list(gradients)
 
     # Without oneDNN, recurrent layers are traced as the products they consist of.
@@ -126,7 +131,8 @@ def capture(
         grad_outputs: list[torch.Tensor] = []
         if mode != "forward" and loss is None:
             grad_outputs, found.grad_output_names = _grad_outputs(call, states, inputs)
-        traced = make_fx(program, tracing_mode="real", record_stack_traces=True)(states, inputs, grad_outputs)
+        with origins.noted():
+            traced = make_fx(program, tracing_mode="real", record_stack_traces=True)(states, inputs, grad_outputs)
 
     spec_of_outputs = found.outputs_spec
     if spec_of_outputs is None:

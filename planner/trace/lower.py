@@ -32,6 +32,7 @@ from planner.graph import (
 from planner.operators import COPY, FILL, is_random
 from planner.trace import normalise
 from planner.trace.capture import Captured, is_user_file
+from planner.trace.origins import module_of
 
 _MAKE = "make it outside and pass it in, or register it as a buffer"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -305,7 +306,10 @@ class Builder:
             )
         count = self.operation_counts[node.name] = self.operation_counts.get(node.name, 0) + 1
         name = node.name if count == 1 else f"{node.name}.{count}"
-        self.operations.append(Operation(name, operator, arguments, keywords, outputs, (), source_of(node)))
+        operation = Operation(
+            name, operator, arguments, keywords, outputs, source=source_of(node), module=module_of(node)
+        )
+        self.operations.append(operation)
         if self.backward:
             self.backward_operations.add(name)
 

@@ -8,7 +8,18 @@ from types import MappingProxyType
 from planner.graph import Operation
 from planner.operators import ARANGE, COPY, FILL, MATMUL, base_name, is_elementwise
 from runtime.errors import UnknownOperatorError
-from runtime.kernels import aten, basic, batchnorm, creation, elementwise, indexing, layernorm, matmul, reduction
+from runtime.kernels import (
+    aten,
+    basic,
+    batchnorm,
+    bernoulli,
+    creation,
+    elementwise,
+    indexing,
+    layernorm,
+    matmul,
+    reduction,
+)
 from runtime.kernels.binding import Binder, Call, Context
 
 #: Kernels of this project's own operators.
@@ -26,6 +37,7 @@ ATEN_TABLE: Mapping[str, Binder] = MappingProxyType(
     {
         "amax": reduction.bind_reduction,
         "amin": reduction.bind_reduction,
+        "bernoulli": bernoulli.bind_bernoulli,
         "index_add": indexing.bind_index_add,
         "linalg_vector_norm": reduction.bind_norm,
         "masked_fill": elementwise.bind_masked_fill,

@@ -16,6 +16,7 @@ COPY = "arenaplan.copy"
 FILL = "arenaplan.fill"
 MATMUL = "arenaplan.matmul"
 ARANGE = "arenaplan.arange"
+CROSS_ENTROPY_BACKWARD = "arenaplan.cross_entropy_backward"
 
 #: Rows, columns and depth of the float32 tiles a 16-bit product is computed in on a CPU.
 HALF_TILE = 512
@@ -134,6 +135,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
         "max_pool2d_with_indices": _DENSE,
         "max_pool2d_with_indices_backward": _DENSE,
         "avg_pool2d": _DENSE,
+        CROSS_ENTROPY_BACKWARD: Facts(dense=True, overwrites=frozenset({1}), note="softmax less one-hot, by row"),
     }
 )
 
@@ -145,8 +147,8 @@ def base_name(operator: str) -> str:
 
 
 def facts(operator: str) -> Facts | None:
-    """The facts of an ATen operator, ``None`` for one that runs unplanned."""
-    return FACTS.get(base_name(operator)) if operator.startswith("aten.") else None
+    """The facts of an operator; ``None`` for one that runs unplanned, or that is mere movement of data."""
+    return FACTS.get(base_name(operator))
 
 
 def is_random(operator: str) -> bool:
@@ -299,6 +301,9 @@ def workspaces(operation: Operation, tensors: Sequence[Tensor]) -> tuple[Scratch
     counted = name == "linalg_vector_norm" and operation.arguments[1:2] == (0,)
     if name in _SPLIT and not counted and outputs and outputs[0] is not None:
         return _partial_sums(operands[0], outputs[0])
+    if name == CROSS_ENTROPY_BACKWARD and outputs[0] is not None:
+        rows = outputs[0].shape[:1]
+        return (Scratch(rows, outputs[0].dtype), Scratch(rows, "bool"), Scratch(rows, "int64"))
     if name == "index_add" and operands[0].dtype in HALF:
         return (Scratch(operands[0].shape, "float32"), Scratch(operands[-1].shape, "float32"))
     return ()

@@ -20,6 +20,7 @@ from planner.problem import Colouring, Problem
 from planner.rewrite.batches import split_batches
 from planner.rewrite.canonical import canonical
 from planner.rewrite.casts import add_casts
+from planner.rewrite.cross_entropy import fuse_cross_entropy
 from planner.rewrite.dense import dense_operands
 from planner.rewrite.dropout import mask_dropout
 from planner.rewrite.elision import elide_copies, removable_copies
@@ -179,7 +180,7 @@ def _variants(
 ) -> Iterator[_Variant]:
     if strategy in ("auto", "traced", "materialized"):
         yield _measured("traced", None, base, alignment, donate)
-    base = mask_dropout(base)
+    base = fuse_cross_entropy(mask_dropout(base))
     if strategy in ("auto", "materialized"):
         say("rewriting and scheduling")
         yield from _materialized(base, alignment, donate, again=again)

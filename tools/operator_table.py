@@ -29,7 +29,7 @@ it under `unplanned` with the bytes it allocates. Convolutions are of this kind,
 is read and written where it lies; `dense` operators get a planned copy first. *16 bit*: float16 and bfloat16 allocate
 nothing either.
 
-| ATen operator | kernel | in place | strides | 16 bit |
+| operator | kernel | in place | strides | 16 bit |
 |---|---|---|---|---|
 """
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from planner.graph import Operation
-from planner.operators import ARANGE, COPY, FILL, MATMUL, base_name, is_elementwise
+from planner.operators import ARANGE, COPY, CROSS_ENTROPY_BACKWARD, FILL, MATMUL, base_name, is_elementwise
 from runtime.errors import UnknownOperatorError
 from runtime.kernels import (
     aten,
@@ -14,6 +14,7 @@ from runtime.kernels import (
     batchnorm,
     bernoulli,
     creation,
+    cross_entropy,
     elementwise,
     indexing,
     layernorm,
@@ -27,6 +28,7 @@ TABLE: Mapping[str, Binder] = MappingProxyType(
     {
         ARANGE: creation.bind_arange,
         COPY: basic.bind_copy,
+        CROSS_ENTROPY_BACKWARD: cross_entropy.bind_cross_entropy_backward,
         FILL: basic.bind_fill,
         MATMUL: matmul.bind_matmul,
     }

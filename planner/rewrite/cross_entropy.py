@@ -22,7 +22,7 @@ _DTYPES = frozenset({"float32", "float64"})
 def fuse_cross_entropy(graph: Graph) -> Graph:
     """The graph with every ``nll_loss_backward`` that only ``log_softmax``'s backward reads joined to it."""
     program = Program(graph)
-    losses = {
+    losses: dict[int | None, Operation] = {
         operation.outputs[0]: operation
         for operation in program.operations
         if operation.operator == _LOSS and operation.outputs[0] is not None

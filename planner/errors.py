@@ -110,6 +110,20 @@ class PlanFileError(PlannerError):
         super().__init__(f"{source}: not a usable plan: {cause}")
 
 
+class SnapshotFileError(PlannerError):
+    """A file is no memory snapshot that can be read: another kind of file, cut off, unsafe, or with unusable values.
+
+    Attributes:
+        source: the file read.
+        cause: what is wrong, naming the field or the byte.
+    """
+
+    def __init__(self, source: str, cause: str) -> None:
+        self.source = source
+        self.cause = cause
+        super().__init__(f"{source}: not a usable memory snapshot: {cause}")
+
+
 class VerificationError(PlannerError):
     """A plan breaks a rule that every plan must keep; it is never run.
 

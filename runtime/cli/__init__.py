@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Entry point of the command; `pack` and `inspect` read files only and do without importing torch."""
-    if sys.argv[1:2] in (["pack"], ["inspect"]):
+    """Entry point of the command; `pack`, `inspect` and `snapshot` read files only and do without importing torch."""
+    if sys.argv[1:2] in (["pack"], ["inspect"], ["snapshot"]):
         import typer
 
         name = sys.argv[1]
@@ -22,6 +22,10 @@ def main() -> None:
             from runtime.cli.pack import pack
 
             light.command(name)(pack)
+        elif name == "snapshot":
+            from runtime.cli.snapshot import snapshot
+
+            light.command(name)(snapshot)
         else:
             from runtime.cli.inspect import inspect
 

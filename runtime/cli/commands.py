@@ -11,6 +11,7 @@ from runtime.cli.inspect import inspect
 from runtime.cli.pack import pack
 from runtime.cli.plan_module import plan_module
 from runtime.cli.run_plan import run_plan
+from runtime.cli.snapshot import snapshot
 
 app = typer.Typer(
     name="arenaplan",
@@ -25,4 +26,5 @@ app.command("plan")(plan_module)
 app.command("run")(run_plan)
 app.command("inspect")(inspect)
 app.command("pack")(pack)
+app.command("snapshot")(snapshot)
 app.add_typer(bench_app, name="bench")

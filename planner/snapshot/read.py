@@ -170,7 +170,8 @@ class _Reader:
         """The events of one device's trace, each taking the place of its dict, so that both need not be held."""
         trace = self.items(raw, where)
         if trace and isinstance(trace[0], Event):
-            return trace  # The same list stands for another device, too.
+            self.count(len(trace))  # The same list stands for another device, too.
+            return trace
         for index, entry in enumerate(trace):
             trace[index] = self.event(entry, where, index)
         return trace
@@ -201,13 +202,17 @@ class _Reader:
         )
 
     def fields(self, raw: Any, where: str) -> dict[Any, Any]:
-        """A dict, counted: a few bytes may refer to one record so often that walking them would never end."""
+        """A dict, counted."""
         if type(raw) is not dict:
             self.fail(f"{where}: {_shown(raw)} is not a dict")
-        self.records += 1
+        self.count(1)
+        return raw
+
+    def count(self, records: int) -> None:
+        """A few bytes may refer to one record so often that walking them would never end; a real one takes many."""
+        self.records += records
         if self.records > self.nbytes:
             self.fail("it repeats its records more often than it has bytes")
-        return raw
 
     def items(self, raw: Any, where: str) -> list[Any]:
         if type(raw) is not list:

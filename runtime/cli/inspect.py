@@ -17,7 +17,7 @@ from planner.report.chrome_trace import offset_map_chrome_trace
 from planner.report.csv_table import offset_map_csv
 from planner.report.facts import StepFacts, TensorFacts, about_tensor, at_step
 from planner.report.html import offset_map_html
-from planner.report.snapshot import snapshot_pickle
+from planner.report.snapshot import snapshot_json, snapshot_pickle
 from planner.report.svg import offset_map_svg
 from planner.report.text import offset_map, step_text, tensor_text
 from runtime.cli.errors import one_line_errors, say
@@ -29,7 +29,9 @@ def inspect(
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a picture.")] = None,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a table, as minimalloc reads it.")] = None,
     chrome_trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a Chrome trace (Perfetto).")] = None,
-    snapshot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a PyTorch memory snapshot.")] = None,
+    snapshot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a PyTorch memory snapshot: pickled, or JSON by suffix.")
+    ] = None,
     at: Annotated[int | None, typer.Option(metavar="STEP", help="Show what is alive at this step.")] = None,
     tensor: Annotated[str | None, typer.Option(metavar="NAME", help="Show everything about this tensor.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -45,7 +47,7 @@ def inspect(
             ("svg", svg, lambda plan: offset_map_svg(plan).encode()),
             ("csv", csv, lambda plan: offset_map_csv(plan).encode()),
             ("chrome_trace", chrome_trace, lambda plan: offset_map_chrome_trace(plan).encode()),
-            ("snapshot", snapshot, snapshot_pickle),
+            ("snapshot", snapshot, snapshot_json if _is_json(snapshot) else snapshot_pickle),
         )
         for kind, path, write in writers:
             if path is not None:
@@ -56,6 +58,10 @@ def inspect(
             print(json.dumps({**plan.summary(), **facts, "written": written}, indent=2))
         elif text or not written:
             _print(text or offset_map(plan))
+
+
+def _is_json(path: Path | None) -> bool:
+    return path is not None and path.suffix.lower() == ".json"
 
 
 def _report(plan: Plan, at: int | None, tensor: str | None) -> tuple[str, dict[str, Any]]:

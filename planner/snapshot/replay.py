@@ -229,7 +229,7 @@ class _History:
             else:
                 if not known.frames:
                     known.frames = kept.frames
-                if kept.requested_nbytes != known.nbytes:
+                if known.nbytes not in (kept.requested_nbytes, kept.nbytes):  # Some tools record rounded sizes.
                     sizes = f"{kept.requested_nbytes} bytes in its segment, {known.nbytes} in the trace"
                     self.findings.add("size differs", f"address {address:#x}: {sizes}")
         if self.segments and events:

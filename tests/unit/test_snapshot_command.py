@@ -19,7 +19,9 @@ from typer.testing import CliRunner
 
 import planner
 from planner.bounds import lower_bound
+from planner.errors import SnapshotFileError
 from planner.packing_file import read_problem
+from planner.snapshot import read_snapshot
 from runtime.cli.pack import pack
 from runtime.cli.snapshot import snapshot
 
@@ -291,7 +293,8 @@ def test_half_files_of_every_length_are_refused(tmp_path):
         for length in range(len(data)):
             path = tmp_path / "half.pickle"
             path.write_bytes(data[:length])
-            assert run(path).exit_code == 2
+            with pytest.raises(SnapshotFileError, match=r"cut off|empty|protocol"):
+                read_snapshot(path)
 
 
 def test_no_torch_is_imported(saved, tmp_path):

@@ -96,6 +96,42 @@ class CapacityError(PlannerError):
         )
 
 
+class BudgetError(CapacityError):
+    """No plan of a graph is within its budget.
+
+    Attributes:
+        capacity_nbytes: the budget.
+        needed_nbytes, least_nbytes: the least arena that planning reaches; a plan with this budget succeeds.
+        step: the step of that plan at which most bytes are alive.
+        operation: the operation of that step, ``"aten.mm.default (mm_3)"``.
+        source: where it stands in the user's code, ``"file.py:12"``, or ``""``.
+        bottleneck: names of the largest storages alive there, largest first.
+        bottleneck_nbytes: their sizes.
+    """
+
+    def __init__(
+        self,
+        budget_nbytes: int,
+        least_nbytes: int,
+        step: int,
+        operation: str,
+        source: str,
+        largest: tuple[tuple[str, int], ...],
+    ) -> None:
+        super().__init__(budget_nbytes, least_nbytes, step, tuple(name for name, _ in largest), proved=False)
+        self.least_nbytes = least_nbytes
+        self.operation = operation
+        self.source = source
+        self.bottleneck_nbytes = tuple(nbytes for _, nbytes in largest)
+        where = f"step {step}" + (f", {operation}" if operation else "") + (f" at {source}" if source else "")
+        names = ", ".join(f"{name} ({nbytes} bytes)" for name, nbytes in largest) or "nothing"
+        message = (
+            f"no plan fits in the budget of {budget_nbytes} bytes: the least reachable is {least_nbytes} bytes; most "
+            f"is alive at {where}: {names}; allow {least_nbytes} bytes, or make the batch smaller"
+        )
+        self.args = (message,)
+
+
 class PlanFileError(PlannerError):
     """A plan file is missing, truncated, malformed, or of an unknown schema.
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from math import prod
 
 from planner.attention import attention_formula
 from planner.budget import parse_nbytes
 from planner.colouring import colour
-from planner.errors import CapacityError, ShapeError, StrategyError
+from planner.errors import ShapeError, StrategyError
+from planner.fitting import Fitting, smallest, within
 from planner.graph import Graph
 from planner.inplace import permanent_order
-from planner.lifetimes import Span, chains, lifetimes, spans
+from planner.lifetimes import chains, lifetimes
 from planner.operators import MATMUL, unplanned_nbytes
 from planner.plan import Formula, Placement, Plan, Unplanned, padded
 from planner.problem import Colouring, Problem
@@ -26,25 +28,16 @@ from planner.rewrite.dropout import mask_dropout
 from planner.rewrite.elision import elide_copies, removable_copies
 from planner.rewrite.recompute import recompute as recomputed
 from planner.rewrite.slicing import default_slices, find_region, slice_graph
-from planner.rewrite.workspaces import add_workspaces
 from planner.schedule import schedules
+from planner.variants import Variant, measured
 from planner.verify import verify
 
 STRATEGIES = ("auto", "materialized", "sliced", "traced")
-#: Of strategies that need equally much, the one that saves most work.
-_PREFERENCE = ("sliced", "materialized", "traced")
+#: Slicing that is a stage of another strategy, and left out where there is nothing to slice.
+_ALSO_SLICED = "also sliced"
+#: What a strategy tries in turn to keep a budget; the others are one stage.
+_STAGES = {"auto": ("materialized", _ALSO_SLICED)}
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Variant:
-    """One way to run the graph: rewritten and ordered, its lifetimes known, not yet coloured."""
-
-    strategy: str
-    slices: int | None
-    graph: Graph
-    found: tuple[Span, ...]
-    lower_bound_nbytes: int
 
 
 def plan(
@@ -64,13 +57,15 @@ def plan(
 
     Args:
         graph: from `planner.trace`.
-        budget: the arena may not be larger, bytes or ``"8GiB"``.
+        budget: the arena may not be larger, bytes or ``"8GiB"``. Tried in turn until it fits: in place and reordered,
+            sliced, recomputed; of recomputed programs that fit, the one that computes least again.
         alignment: every offset is a multiple of it, bytes, a power of two of at least 16.
         strategy: ``"materialized"``, ``"sliced"`` (the attention matrix a few slices at a time), ``"traced"`` (nothing
             rewritten or reordered), or ``"auto"``, the smallest arena of all.
         slices: (batch, head) slices in flight when sliced; by default as many as stay in cache.
         donate: whether saved activations, inputs and incoming gradients are free space once dead.
-        recompute: whether cheap operators may run again in the backward, where that lowers the peak.
+        recompute: whether operators may run again in the backward: without a budget cheap ones, where that lowers the
+            peak; to keep a budget any but random ones.
         pins: offsets, by name, of storages that already lie somewhere: what a forward left for its backward.
         time_limit: seconds the packing may take at most.
         progress: called with a line of text at each stage.
@@ -80,7 +75,7 @@ def plan(
 
     Raises:
         StrategyError, ShapeError: an option cannot be used.
-        CapacityError: nothing tried fits in the budget.
+        BudgetError: nothing fits in the budget; it names the least arena reachable.
     """
     started = time.perf_counter()
     _check_options(alignment, strategy, slices)
@@ -89,45 +84,45 @@ def plan(
     say = progress or (lambda _: None)
     capacity = None if budget is None else parse_nbytes(budget)
     base = dense_operands(add_casts(canonical(graph)))
-    variants = sorted(
-        _variants(base, strategy, slices, alignment, donate, say, again=recompute),
-        key=lambda variant: (
-            variant.lower_bound_nbytes,
-            _PREFERENCE.index(variant.strategy),
-            len(variant.graph.operations),
-        ),
-    )
-    best: tuple[_Variant, Colouring] | None = None
-    for variant in variants:
-        if best is not None and best[1].peak_nbytes <= variant.lower_bound_nbytes:
-            break
+
+    def coloured(variant: Variant, capacity: int | None) -> Colouring:
         say(f"colouring {variant.strategy}: {len(variant.found)} storages")
-        colouring = _coloured(
-            variant, alignment, donate, pins or {}, max(started + time_limit - time.perf_counter(), 0.1), progress
+        remaining = max(started + time_limit - time.perf_counter(), 0.1)
+        return _coloured(variant, alignment, donate, pins or {}, remaining, progress, capacity)
+
+    def variants(stage: str, *, again: bool) -> list[Variant]:
+        return list(_variants(base, stage, slices, alignment, donate, say, again=again))
+
+    if capacity is None:
+        best = smallest(variants(strategy, again=recompute), coloured)
+    else:
+        fitting = Fitting(capacity, coloured, alignment, donate, say)
+        stages = [partial(variants, stage, again=False) for stage in _STAGES.get(strategy, (strategy,))]
+        repeated = recompute and strategy != "traced"
+        best = within(
+            fitting, stages, partial(_repeated, _rewritten(base), strategy, alignment, donate) if repeated else None
         )
-        if best is None or colouring.peak_nbytes < best[1].peak_nbytes:
-            best = variant, colouring
     if best is None:
         raise StrategyError(strategy, "the graph has no operation it applies to")
     finished = _finish(graph, *best, alignment, attention_formula(base))
-    if capacity is not None and finished.arena_nbytes > capacity:
-        raise _over_budget(finished, capacity)
     verify(finished, graph)
     return replace(finished, plan_seconds=time.perf_counter() - started)
 
 
 def _coloured(
-    variant: _Variant,
+    variant: Variant,
     alignment: int,
     donate: bool,
     pins: Mapping[str, int],
     time_limit: float,
     progress: Progress | None,
+    capacity: int | None,
 ) -> Colouring:
     """Offsets for every chain: permanent storages first, in a row, as they are never out of anyone's way.
 
     Parameters come first, in the module's order, then their gradients in the same order: one contiguous workspace
-    each, at offsets that do not depend on the shapes of the inputs.
+    each, at offsets that do not depend on the shapes of the inputs. With a capacity the first packing within it will
+    do; `CapacityError` where none is found.
     """
     everything = lifetimes(variant.graph, variant.found, alignment=alignment)
     groups = chains(variant.found)
@@ -142,7 +137,8 @@ def _coloured(
     rest = [position for position, chain in enumerate(groups) if chain[0] not in placed]
     free = (everything[position] for position in rest)
     problem = Problem(
-        tuple(replace(item, offset=pins[item.name] - base) if item.name in pins else item for item in free)
+        tuple(replace(item, offset=pins[item.name] - base) if item.name in pins else item for item in free),
+        None if capacity is None else max(capacity - base, 0),
     )
     found = colour(problem, time_limit=time_limit, progress=progress)
     if found.interrupted:
@@ -177,14 +173,16 @@ def _variants(
     say: Progress,
     *,
     again: bool,
-) -> Iterator[_Variant]:
+) -> Iterator[Variant]:
     if strategy in ("auto", "traced", "materialized"):
-        yield _measured("traced", None, base, alignment, donate)
-    base = fuse_cross_entropy(mask_dropout(base))
+        yield measured("traced", None, base, alignment, donate)
+    base = _rewritten(base)
     if strategy in ("auto", "materialized"):
         say("rewriting and scheduling")
-        yield from _materialized(base, alignment, donate, again=again)
-    if strategy in ("auto", "sliced"):
+        if again:
+            yield from _repeated(base, strategy, alignment, donate)
+        yield from _materialized(base, alignment, donate)
+    if strategy in ("auto", "sliced", _ALSO_SLICED):
         elided = split_batches(elide_copies(base))
         region = find_region(elided)
         if region is None:
@@ -195,17 +193,26 @@ def _variants(
         for schedule in schedules(elided, alignment=alignment, donate=donate):
             cut = slice_graph(schedule.apply(elided), count)
             if cut is not None:
-                yield _measured("sliced", min(count, prod(region.batch)), cut, alignment, donate)
+                yield measured("sliced", min(count, prod(region.batch)), cut, alignment, donate)
 
 
-def _materialized(base: Graph, alignment: int, donate: bool, *, again: bool) -> Iterator[_Variant]:
-    """All copies elided, and cheap operators recomputed; then copies put back while that lowers the peak."""
+def _rewritten(base: Graph) -> Graph:
+    """What serves every strategy but the traced one."""
+    return fuse_cross_entropy(mask_dropout(base))
+
+
+def _repeated(base: Graph, strategy: str, alignment: int, donate: bool) -> list[Variant]:
+    """Cheap operators recomputed where that needs no longer lifetimes."""
+    if strategy not in ("auto", "materialized"):
+        return []
+    elided = elide_copies(base)
+    more = recomputed(elided)
+    return list(_ordered(more, alignment, donate)) if len(more.operations) > len(elided.operations) else []
+
+
+def _materialized(base: Graph, alignment: int, donate: bool) -> Iterator[Variant]:
+    """All copies elided; then copies put back while that lowers the peak."""
     kept: frozenset[str] = frozenset()
-    if again:
-        elided = elide_copies(base)
-        more = recomputed(elided)
-        if len(more.operations) > len(elided.operations):
-            yield from _ordered(more, alignment, donate)
     best = min(_ordered(elide_copies(base), alignment, donate), key=lambda variant: variant.lower_bound_nbytes)
     yield best
     yield from _ordered(base, alignment, donate)
@@ -220,33 +227,12 @@ def _materialized(base: Graph, alignment: int, donate: bool, *, again: bool) -> 
             yield best
 
 
-def _ordered(graph: Graph, alignment: int, donate: bool) -> Iterator[_Variant]:
+def _ordered(graph: Graph, alignment: int, donate: bool) -> Iterator[Variant]:
     for schedule in schedules(graph, alignment=alignment, donate=donate):
-        yield _measured("materialized", None, schedule.apply(graph), alignment, donate)
+        yield measured("materialized", None, schedule.apply(graph), alignment, donate)
 
 
-def _measured(strategy: str, slices: int | None, graph: Graph, alignment: int, donate: bool) -> _Variant:
-    graph = add_workspaces(graph)
-    found = spans(graph, alignment=alignment, donate=donate)
-    return _Variant(strategy, slices, graph, found, live_peak(graph, found, alignment))
-
-
-def live_peak(graph: Graph, found: tuple[Span, ...], alignment: int) -> int:
-    """Peak live bytes; a storage that takes over another's bytes counts from the step after."""
-    change: dict[int, int] = {}
-    for storage, span in zip(graph.storages, found, strict=True):
-        size = padded(storage.nbytes, alignment)
-        birth = span.birth + (span.in_place_of is not None)
-        change[birth] = change.get(birth, 0) + size
-        change[span.death] = change.get(span.death, 0) - size
-    live = peak = 0
-    for step in sorted(change):
-        live += change[step]
-        peak = max(peak, live)
-    return peak
-
-
-def _finish(traced: Graph, variant: _Variant, colouring: Colouring, alignment: int, formula: Formula | None) -> Plan:
+def _finish(traced: Graph, variant: Variant, colouring: Colouring, alignment: int, formula: Formula | None) -> Plan:
     placements: list[Placement | None] = [None] * len(variant.found)
     for chain, offset in zip(chains(variant.found), colouring.offsets, strict=True):
         for index in chain:
@@ -282,24 +268,3 @@ def _unplanned(graph: Graph) -> tuple[Unplanned, ...]:
     if tiles:
         totals[MATMUL] = sum(tiles.values())
     return tuple(Unplanned(operator, nbytes) for operator, nbytes in sorted(totals.items()))
-
-
-def _over_budget(plan: Plan, capacity: int) -> CapacityError:
-    """The error that says by how much and which storages are the bottleneck."""
-    live: list[tuple[int, int]] = []
-    for step in range(plan.steps):
-        alive = sum(
-            padded(storage.nbytes, plan.alignment)
-            for storage, placement in zip(plan.graph.storages, plan.placements, strict=True)
-            if placement.birth + (placement.in_place_of is not None) <= step < placement.death
-        )
-        live.append((alive, -step))
-    step = -max(live)[1]
-    largest = sorted(
-        (
-            (-storage.nbytes, storage.name)
-            for storage, placement in zip(plan.graph.storages, plan.placements, strict=True)
-            if placement.birth <= step < placement.death
-        )
-    )[:5]
-    return CapacityError(capacity, plan.arena_nbytes, step, tuple(name for _, name in largest), proved=False)

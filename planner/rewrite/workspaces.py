@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 
 from planner.graph import ITEMSIZE, Graph, Role, dense_strides
 from planner.operators import workspaces
+from planner.plan import padded
 from planner.rewrite.program import Program
 
 
@@ -35,3 +37,23 @@ def add_workspaces(graph: Graph) -> Graph:
         if scratch:
             program.operations[position] = replace(operation, workspaces=tuple(scratch))
     return program.close()
+
+
+def without_workspaces(graph: Graph) -> Graph:
+    """The graph with the scratch of every operation taken away again."""
+    program = Program(graph)
+    program.operations = [replace(operation, workspaces=()) for operation in program.operations]
+    return program.close()
+
+
+def workspace_nbytes(graph: Graph, positions: Iterable[int], alignment: int) -> int:
+    """Scratch that operations need, each lane's share of it counted once, each piece padded to the alignment."""
+    largest: dict[tuple[int, int], int] = {}
+    for position in positions:
+        operation = graph.operations[position]
+        needed = () if operation.workspaces else workspaces(operation, graph.tensors)
+        for number, wanted in enumerate(needed):
+            key = (-1 if operation.lane is None else operation.lane, number)
+            nbytes = padded(prod(wanted.shape) * ITEMSIZE[wanted.dtype], alignment)
+            largest[key] = max(largest.get(key, 0), nbytes)
+    return sum(largest.values())

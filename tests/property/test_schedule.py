@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from planner.graph import Graph, Operation, Port, Role, Storage, Tensor, TensorRef
 from planner.lifetimes import spans
-from planner.pipeline import live_peak
 from planner.schedule import schedules
 from planner.schedule.dependencies import dependencies
+from planner.variants import live_peak
 
 
 @st.composite

@@ -1,6 +1,6 @@
-"""Arena size against extra work of GPT-2 under shrinking budgets, by planning alone; prints a table, writes JSON.
+"""Arena size against extra work of GPT-2 under shrinking budgets, by planning alone: docs/benchmarks/budget.json and docs/training.md.
 
-    python tools/budget_curve.py docs/benchmarks/budget.json
+    python tools/budget_curve.py
 
 Work is counted as `planner.rewrite.costs` does: floating-point operations, plus ten for each byte moved.
 """
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,6 +21,8 @@ from planner.errors import BudgetError
 from planner.plan import Plan
 from planner.rewrite.costs import cost, flops
 
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- budget curve: tools/budget_curve.py -->", "<!-- end of budget curve -->"
 SHAPE = {"layers": 12, "hidden": 768, "heads": 12, "length": 512, "batch": 4, "vocabulary": 50257}
 POINTS = 8
 
@@ -60,9 +63,37 @@ def main() -> None:
         "without_budget": row(default, once, None, default.plan_seconds or 0.0),
         "rows": rows,
     }
-    Path(sys.argv[1]).write_text(json.dumps(document, indent=1) + "\n")
-    for item in rows:
-        print(f"| {item['arena_bytes'] / 2**20:,.0f} | {item['extra_work']:.1%} | {item['extra_flops']:.1%} |")
+    (ROOT / "docs/benchmarks/budget.json").write_text(json.dumps(document, indent=1) + "\n")
+    refresh(document)
+
+
+def refresh(document: dict[str, Any]) -> None:
+    """Put the table between its marks in docs/training.md."""
+    page = ROOT / "docs/training.md"
+    before, _, rest = page.read_text().partition(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n{table(document)}\n{END}{rest.partition(END)[2]}")
+
+
+def table(document: dict[str, Any]) -> str:
+    """The curve as Markdown, and what no budget gives."""
+    resident, free = document["resident_bytes"], document["without_budget"]
+    lines = [
+        f"Parameters and gradients take {mib(resident)} MiB of each arena; without a budget it is "
+        f"{mib(free['arena_bytes'])} MiB, for {free['extra_work']:.1%} more work.",
+        "",
+        "| arena, MiB | above parameters and gradients | extra work | extra floating-point operations |",
+        "|---:|---:|---:|---:|",
+    ]
+    for item in document["rows"]:
+        arena = item["arena_bytes"]
+        cells = mib(arena), mib(arena - resident), f"{item['extra_work']:.1%}", f"{item['extra_flops']:.1%}"
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def mib(nbytes: int) -> str:
+    """Whole MiB."""
+    return f"{nbytes / 2**20:,.0f}"
 
 
 def row(made: Plan, once: Plan, budget: int | None, seconds: float) -> dict[str, float | int | None]:

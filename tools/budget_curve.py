@@ -1,4 +1,6 @@
-"""Arena size against extra work of GPT-2 under shrinking budgets, by planning alone: docs/benchmarks/budget.json and docs/training.md.
+"""Arena size against extra work of GPT-2 under shrinking budgets, by planning alone.
+
+Writes docs/benchmarks/budget.json and the table in docs/training.md::
 
     python tools/budget_curve.py
 
@@ -77,9 +79,12 @@ def refresh(document: dict[str, Any]) -> None:
 def table(document: dict[str, Any]) -> str:
     """The curve as Markdown, and what no budget gives."""
     resident, free = document["resident_bytes"], document["without_budget"]
-    lines = [
+    intro = (
         f"Parameters and gradients take {mib(resident)} MiB of each arena; without a budget it is "
-        f"{mib(free['arena_bytes'])} MiB, for {free['extra_work']:.1%} more work.",
+        f"{mib(free['arena_bytes'])} MiB, for {free['extra_work']:.1%} more work."
+    )
+    lines = [
+        intro,
         "",
         "| arena, MiB | above parameters and gradients | extra work | extra floating-point operations |",
         "|---:|---:|---:|---:|",

@@ -28,3 +28,22 @@ class InputError(ArenaError):
     def __init__(self, name: str, cause: str) -> None:
         self.name = name
         super().__init__(f"{name}: {cause}")
+
+
+class OptimizerError(ArenaError, ValueError):
+    """An optimizer was asked for something it does not do: an unknown choice, an option, a parameter it cannot link."""
+
+
+class SparseGradientError(ArenaError, RuntimeError):
+    """A parameter has a sparse gradient."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"{name} has a sparse gradient, which the fused update does not take: "
+            "build its embedding with sparse=False, or give it an optimizer of its own (torch.optim.SparseAdam)"
+        )
+
+
+class LossScaleWarning(UserWarning):
+    """The loss scale has reached its floor and gradients still overflow."""

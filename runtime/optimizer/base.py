@@ -1,0 +1,384 @@
+"""What the fused optimizers share: groups, workspaces, the step with its checks, and state in and out."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from runtime.errors import OptimizerError
+from runtime.optimizer import codes, compiled
+from runtime.optimizer.aten import AtenBackend
+from runtime.optimizer.compiled import CompiledBackend
+from runtime.optimizer.linking import slots_of
+from runtime.optimizer.precision import KINDS, Precision
+from runtime.optimizer.state import clear_states, export_state, import_states, worth_saving
+from runtime.optimizer.workspace import Slot, Workspace
+
+Loss = torch.Tensor | float | None
+
+
+class FusedOptimizer(torch.optim.Optimizer):
+    """Base of the fused optimizers: see `FusedAdamW` and `FusedSGD`.
+
+    Attributes:
+        precision: what is kept besides 16-bit parameters.
+        max_grad_norm: gradients whose common norm is larger are scaled down to it; ``None`` for no limit.
+        skip_nonfinite: whether a step whose gradients hold an infinity or NaN changes nothing; ``None`` for "where
+            there are float16 gradients, or a loss scale".
+        launches: updates launched by the last step, one for each device and dtype that has gradients.
+    """
+
+    rule: ClassVar[int]
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        *,
+        precision: Precision,
+        max_grad_norm: float | None,
+        skip_nonfinite: bool | None,
+        seed: int,
+        link: bool,
+    ) -> None:
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise OptimizerError(f"max_grad_norm={max_grad_norm}: give a positive number, or None for no limit")
+        self.precision = precision
+        self.max_grad_norm = max_grad_norm
+        self.skip_nonfinite = skip_nonfinite
+        self.seed = seed
+        self.link = link
+        self._reset()
+        super().__init__(params, defaults)
+        self._build()
+
+    def _reset(self) -> None:
+        self.launches = 0
+        self._skipped: torch.Tensor | int = 0
+        self._last_found: torch.Tensor | bool = False
+        self._last_norm: torch.Tensor | float | None = None
+        self._workspaces: tuple[Workspace, ...] = ()
+        self._slots: dict[torch.Tensor, tuple[Workspace, Slot]] = {}
+        self._left_out: list[torch.Tensor] = []
+        self._ready = False
+
+    # What the kinds of optimizer differ in.
+
+    def moments(self) -> tuple[tuple[str, bool], ...]:
+        """Names of the moments, and whether they have a sign."""
+        raise NotImplementedError
+
+    def setting(self, group: dict[str, Any]) -> list[float]:
+        """A group's row of the table of groups, columns as in `codes`; refuses options it does not have."""
+        raise NotImplementedError
+
+    # Steps.
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Loss] | None = None) -> Any:
+        """Update every parameter that has a gradient; returns the closure's loss.
+
+        With ``grad_scale`` set (by `torch.amp.GradScaler` or `LossScaler`), gradients are divided by it as they are
+        read; they keep their scaled values. With ``found_inf`` set, that decides whether the step is skipped.
+
+        Raises:
+            SparseGradientError: a gradient is sparse; nothing was updated.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._update(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        return loss
+
+    def _update(self, grad_scale: Any, found_inf: Any) -> None:
+        if any(parameter.grad is not None for parameter in self._left_out) or self._lacks_moments():
+            self._build()
+        if not all([workspace.collect() for workspace in self._workspaces]):
+            self._build()
+            for workspace in self._workspaces:
+                workspace.collect()
+        busy = [workspace for workspace in self._workspaces if workspace.active.any()]
+        settings = np.array([self.setting(group) for group in self.param_groups], dtype=np.float64)
+        found: bool
+        if found_inf is not None:
+            found = bool(found_inf)
+        elif self.checks(scaled=grad_scale is not None):
+            found = any(self._backend(workspace).overflow(workspace) for workspace in busy)
+        else:
+            found = False
+        factor = 1.0 if grad_scale is None else 1.0 / float(grad_scale)
+        self._last_norm = None
+        if self.max_grad_norm is not None and not found:
+            norm = math.sqrt(sum(self._backend(workspace).squares(workspace) for workspace in busy)) * factor
+            self._last_norm = norm
+            factor *= min(1.0, self.max_grad_norm / (norm + 1e-6))
+        self._last_found = found
+        self.launches = 0
+        if found:
+            self._skipped += 1
+        for workspace in busy:
+            if not found:
+                self._backend(workspace).update(workspace, self.rule, settings, factor, self.seed)
+                self.launches += 1
+            workspace.advance(found)
+
+    def _lacks_moments(self) -> bool:
+        moments = self.moments()
+        return any(workspace.moments != moments for workspace in self._workspaces)
+
+    def checks(self, *, scaled: bool = False) -> bool:
+        """Whether a step looks for infinities and NaN by itself."""
+        if self.skip_nonfinite is not None:
+            return self.skip_nonfinite
+        return scaled or any(workspace.dtype is torch.float16 for workspace in self._workspaces)
+
+    def _backend(self, workspace: Workspace) -> Any:
+        if workspace.device.type == "cpu" and workspace.dtype in KINDS and compiled.available():
+            return CompiledBackend()
+        return AtenBackend()
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that changed nothing because a gradient was not finite."""
+        return int(self._skipped)
+
+    @property
+    def last_step_skipped(self) -> bool:
+        """Whether the last step changed nothing because a gradient was not finite."""
+        return bool(self._last_found)
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The norm of all gradients at the last step, unscaled, before clipping; ``None`` where it was not needed."""
+        return None if self._last_norm is None else float(self._last_norm)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients.
+
+        With ``set_to_none`` each ``grad`` becomes ``None``, so that a parameter which gets no gradient takes no part
+        in the next step; the next backward pass puts the view of the workspace back as it delivers each gradient.
+        """
+        if set_to_none:
+            for parameter in self._parameters():
+                parameter.grad = None
+            return
+        with torch.no_grad():
+            homes = set()
+            for workspace in self._workspaces:
+                if workspace.gradients is not None:
+                    workspace.gradients.zero_()
+                    homes.update(id(slot.gradient) for slot in workspace.slots)
+            for parameter in self._parameters():
+                if parameter.grad is not None and id(parameter.grad) not in homes:
+                    parameter.grad.requires_grad_(False) if parameter.grad.grad_fn is None else parameter.grad.detach_()
+                    parameter.grad.zero_()
+
+    # Parameters.
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its parameters join the workspaces. A parameter named twice in it counts once."""
+        given = param_group["params"] if isinstance(param_group, dict) else None
+        if isinstance(given, Iterable) and not isinstance(given, (torch.Tensor, set)):
+            items = list(given)
+            tensors = [item[1] if isinstance(item, tuple) else item for item in items]
+            firsts = {id(tensor): number for number, tensor in reversed(list(enumerate(tensors)))}
+            param_group["params"] = [items[number] for number in sorted(firsts.values())]
+        super().add_param_group(param_group)
+        self.setting(self.param_groups[-1])
+        if self._ready:
+            self._build()
+
+    def follow(self) -> None:
+        """Give up the workspaces of parameters and gradients: both are used where they lie from now on.
+
+        For whoever places them, such as a planned training step. States stay in their workspaces.
+        """
+        self.link = False
+        self._build()
+
+    def state_blocks(self) -> dict[str, torch.Tensor]:
+        """The flat states, by device, dtype of the parameters and name, such as ``cpu.float16.exp_avg``."""
+        return {
+            f"{workspace.device}.{str(workspace.dtype).removeprefix('torch.')}.{name}": block
+            for workspace in self._workspaces
+            for name, block in workspace.blocks.items()
+        }
+
+    @torch.no_grad()
+    def place_states(self, blocks: dict[str, torch.Tensor]) -> None:
+        """Move flat states into memory of the caller's: same names, dtypes, devices and lengths as `state_blocks`.
+
+        Raises:
+            OptimizerError: a block is unknown or does not match.
+        """
+        known = self.state_blocks()
+        for name, block in blocks.items():
+            old = known.get(name)
+            if old is None or old.shape != block.shape or old.dtype != block.dtype or old.device != block.device:
+                wanted = "unknown" if old is None else f"{old.dtype} {tuple(old.shape)} on {old.device}"
+                raise OptimizerError(f"state block {name}: {wanted} wanted, {block.dtype} {tuple(block.shape)} given")
+        for workspace in self._workspaces:
+            prefix = f"{workspace.device}.{str(workspace.dtype).removeprefix('torch.')}."
+            for name in workspace.blocks:
+                if prefix + name in blocks:
+                    block = blocks[prefix + name].detach()
+                    workspace.blocks[name] = block.copy_(workspace.blocks[name])
+        self._publish()
+
+    def master(self, parameter: torch.Tensor) -> torch.Tensor:
+        """A copy of a parameter in full precision, as exactly as it is kept."""
+        workspace, slot = self._slot(parameter)
+        return workspace.full_precision(slot)
+
+    @torch.no_grad()
+    def set_master(self, parameter: torch.Tensor, value: torch.Tensor) -> None:
+        """Write a parameter from a full-precision value, and keep what the parameter itself cannot hold."""
+        workspace, slot = self._slot(parameter)
+        workspace.set_full_precision(slot, value)
+
+    def _slot(self, parameter: torch.Tensor) -> tuple[Workspace, Slot]:
+        if parameter not in self._slots:
+            raise OptimizerError("no such parameter here: it is in no group, or is frozen")
+        return self._slots[parameter]
+
+    def _parameters(self) -> Iterable[torch.Tensor]:
+        return chain.from_iterable(group["params"] for group in self.param_groups)
+
+    @torch.no_grad()
+    def _build(self) -> None:
+        """Lay the workspaces out for the parameters as they are now, and take over what the old ones held."""
+        before = {id(parameter): export_state(*self._slots[parameter]) for parameter in self._slots}
+        for workspace in self._workspaces:
+            workspace.unlink()
+        alignment = codes.TILE if self.precision.states == "8bit" else 64
+        groups, self._left_out = slots_of(self.param_groups)
+        self._workspaces = tuple(
+            Workspace(
+                slots, self.precision, self.moments(), link=self.link, alignment=alignment, chunk=codes.CPU_CHUNK
+            )
+            for slots in groups
+        )
+        self._slots = {
+            parameter: (workspace, slot)
+            for workspace in self._workspaces
+            for slot in workspace.slots
+            for parameter in slot.parameters
+        }
+        known = {parameter: before[id(parameter)] for parameter in self._slots if id(parameter) in before}
+        import_states(self._slots, known)
+        self._publish()
+        self._ready = True
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch.optim's, in tensors that share memory with nothing: moments in FP32 whatever they are kept in.
+
+        A 16-bit parameter's ``master`` is saved in FP32 where one is kept. torch.optim's optimizer of the same kind
+        loads it. ``fused`` holds what torch has no place for.
+        """
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        numbers = {id(parameter): number for number, parameter in enumerate(self._parameters())}
+        state: dict[int, Any] = {}
+        for parameter, (workspace, slot) in self._slots.items():
+            exported = export_state(workspace, slot)
+            if worth_saving(exported, parameter):
+                state[numbers[id(parameter)]] = exported
+        groups = [
+            {**group, "params": [numbers[id(parameter)] for parameter in group["params"]]}
+            for group in self.param_groups
+        ]
+        saved: dict[str, Any] = {
+            "state": dict(sorted(state.items())),
+            "param_groups": groups,
+            "fused": {"seed": self.seed, "skipped_steps": self.skipped_steps},
+        }
+        for after in self._optimizer_state_dict_post_hooks.values():
+            saved = after(self, saved) or saved
+        return saved
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Copy a state into the workspaces, where it lies; ours, or torch.optim's of the same kind.
+
+        What a state lacks gets its value at the start. The source is not kept.
+
+        Raises:
+            ValueError: groups differ in number or size.
+            OptimizerError: a state's shape differs, or a group asks for what the fused update does not do.
+        """
+        loaded = dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            loaded = before(self, loaded) or loaded
+        groups = copy.deepcopy(loaded["param_groups"])
+        if [len(group["params"]) for group in groups] != [len(group["params"]) for group in self.param_groups]:
+            raise OptimizerError(
+                "the loaded state has other parameter groups: build the optimizer over the same groups"
+            )
+        own = list(self._parameters())
+        names = list(chain.from_iterable(group["params"] for group in groups))
+        for group, old in zip(groups, self.param_groups, strict=True):
+            group["params"] = old["params"]
+            for name, value in old.items():
+                group.setdefault(name, value)
+            self.setting(group)
+        self.param_groups = groups
+        if self._lacks_moments():
+            self._build()
+        fused = loaded.get("fused", {})
+        self.seed = int(fused.get("seed", self.seed))
+        self._skipped = int(fused.get("skipped_steps", 0))
+        clear_states(self._slots)
+        states = loaded["state"]
+        import_states(
+            self._slots,
+            {
+                parameter: states[name]
+                for name, parameter in zip(names, own, strict=True)
+                if name in states and parameter in self._slots
+            },
+        )
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What `copy.deepcopy` and pickle take along; the copy gets workspaces of its own."""
+        settings = ("precision", "max_grad_norm", "skip_nonfinite", "seed", "link")
+        return {
+            **{name: getattr(self, name) for name in settings},
+            "defaults": self.defaults,
+            "param_groups": self.param_groups,
+            "skipped": self.skipped_steps,
+            "states": [(parameter, export_state(*self._slots[parameter])) for parameter in self._slots],
+        }
+
+    @torch.no_grad()
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Build workspaces for the copied parameters and copy the states in."""
+        states, skipped = state.pop("states"), state.pop("skipped")
+        self._reset()
+        self.state = defaultdict(dict)
+        super().__setstate__(state)
+        self._build()
+        self._skipped = skipped
+        import_states(self._slots, {parameter: held for parameter, held in states if parameter in self._slots})
+
+    def _publish(self) -> None:
+        """Show the states under the names that torch.optim gives them."""
+        self.state.clear()
+        for parameter, (workspace, slot) in self._slots.items():
+            shown: dict[str, Any] = {"step": workspace.steps[slot.number]}
+            for name, block in workspace.blocks.items():
+                if not name.endswith("_scales"):
+                    shown[name] = slot.view(block)
+            self.state[parameter] = shown

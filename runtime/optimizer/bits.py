@@ -1,0 +1,86 @@
+"""Bits as numbers inside compiled loops: addresses, float16 and bfloat16, which numba has no arithmetic for.
+
+Each function here becomes one or two LLVM instructions, so that the loops around it run in vector lanes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.ir as ll
+from numba import types
+from numba.extending import intrinsic
+
+_HALF, _FLOAT, _I16, _I32 = ll.HalfType(), ll.FloatType(), ll.IntType(16), ll.IntType(32)
+
+
+def _pointer(element: types.Type) -> Any:
+    """An intrinsic that turns an address (int64) into a pointer to ``element``."""
+
+    @intrinsic
+    def pointer(_context: Any, address: Any) -> Any:
+        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        if address is not types.int64:
+            return None
+        return types.CPointer(element)(types.int64), build
+
+    return pointer
+
+
+pointer_i8 = _pointer(types.int8)
+pointer_u8 = _pointer(types.uint8)
+pointer_u16 = _pointer(types.uint16)
+pointer_i16 = _pointer(types.int16)
+pointer_f32 = _pointer(types.float32)
+
+
+@intrinsic
+def half_to_float(_context: Any, bits: Any) -> Any:
+    """The float32 of a float16 given as its 16 bits."""
+
+    def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.fpext(builder.bitcast(arguments[0], _HALF), _FLOAT)
+
+    return types.float32(types.uint16), build
+
+
+@intrinsic
+def float_to_half(_context: Any, value: Any) -> Any:
+    """The 16 bits of a float32 rounded to float16, to nearest, ties to even."""
+
+    def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(builder.fptrunc(arguments[0], _HALF), _I16)
+
+    return types.uint16(types.float32), build
+
+
+@intrinsic
+def float_bits(_context: Any, value: Any) -> Any:
+    """The bits of a float32 as an int32."""
+
+    def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], _I32)
+
+    return types.int32(types.float32), build
+
+
+@intrinsic
+def bits_float(_context: Any, bits: Any) -> Any:
+    """The float32 with the bits of an int32."""
+
+    def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], _FLOAT)
+
+    return types.float32(types.int32), build
+
+
+@intrinsic
+def rint(_context: Any, value: Any) -> Any:
+    """A float32 rounded to an integer, to nearest, ties to even."""
+
+    def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.call(builder.module.declare_intrinsic("llvm.rint", [_FLOAT]), arguments)
+
+    return types.float32(types.float32), build

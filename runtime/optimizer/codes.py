@@ -1,0 +1,37 @@
+"""Numbers every form of the update agrees on: kinds, block sizes, the grid of a split float16, the random hash."""
+
+from __future__ import annotations
+
+#: Kinds of elements.
+FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
+#: Where the full-precision parameter is kept: in the parameter itself, in an FP32 copy, in a 16-bit remainder; or the
+#: result is rounded at random.
+NONE, MASTER, SPLIT, STOCHASTIC = 0, 1, 2, 3
+#: How moments are kept.
+FULL, BYTES = 0, 1
+#: Rules.
+ADAM, SGD = 0, 1
+
+#: Elements worked on at once in a core's first cache, and elements that share a scale where moments are 8-bit.
+TILE = 256
+#: Elements of a row of the table: what one thread, or one program of a GPU, is handed at a time.
+CPU_CHUNK = 2**16
+
+#: Levels of the 8-bit codes: ``x = scale · (code / LEVELS)⁴``, signed for the first moment.
+SIGNED_LEVELS, UNSIGNED_LEVELS = 127, 255
+#: Blocks whose largest magnitude is below this are kept as zero: its reciprocal would overflow.
+TINY = 1e-37
+
+#: The full-precision value of a float16 parameter is a multiple of 2⁻³⁹: below 2⁻¹⁶ FP32 would be finer.
+GRID_EXPONENT = 39
+#: The remainder of a float16 parameter with exponent field E counts units of 2^(E − 40).
+UNIT_EXPONENT = 40
+
+#: Columns of the table of chunks, all int64: addresses in bytes, state offset and length in elements.
+PARAMETER, GRADIENT, STATE, LENGTH, STEP, GROUP = range(6)
+COLUMNS = 6
+
+#: Columns of the table of groups, all float64. Adam's are followed by nothing else; SGD reads its own meaning.
+LR, BETA1, BETA2, EPS, WEIGHT_DECAY, DECOUPLED, SIGN = range(7)
+MOMENTUM, DAMPENING, NESTEROV = 1, 2, 3
+SETTINGS = 7

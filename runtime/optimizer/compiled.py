@@ -1,0 +1,84 @@
+"""The update on a CPU through numba, on as many threads as torch has: each element of memory is touched once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import torch
+
+from runtime.optimizer import codes
+from runtime.optimizer.precision import KINDS
+from runtime.optimizer.workspace import Workspace
+
+#: Elements below which handing work to another thread costs more than it saves.
+PIECE = 2**18
+
+
+@cache
+def available() -> bool:
+    """Whether numba is installed and the processor converts float16 by itself (all of the last ten years do)."""
+    try:
+        import llvmlite.binding as llvm
+        import numba  # noqa: F401
+    except ImportError:
+        return False
+    if not llvm.get_process_triple().startswith(("x86", "i386", "i686")):
+        return True
+    return bool(llvm.get_host_cpu_features().get("f16c", False))
+
+
+class CompiledBackend:
+    """Compiles at first use, then from disk."""
+
+    chunk = codes.CPU_CHUNK
+
+    def overflow(self, workspace: Workspace) -> bool:
+        """Whether a gradient in the table is infinite or NaN."""
+        from runtime.optimizer.update_kernel import overflowed
+
+        return any(_spread(workspace.table, lambda *rows: overflowed(KINDS[workspace.dtype], workspace.table, *rows)))
+
+    def squares(self, workspace: Workspace) -> float:
+        """Σ gradient² over the table."""
+        from runtime.optimizer.update_kernel import sum_of_squares
+
+        kind = KINDS[workspace.dtype]
+        return float(sum(_spread(workspace.table, lambda *rows: sum_of_squares(kind, workspace.table, *rows))))
+
+    def update(self, workspace: Workspace, rule: int, settings: Any, scale: float, seed: int) -> None:
+        """One launch: every row of the table, whatever parameters and groups they belong to."""
+        from runtime.optimizer.update_kernel import update_adam, update_sgd
+
+        kernel = update_adam if rule == codes.ADAM else update_sgd
+        blocks = workspace.blocks
+        kept = blocks.get("master", blocks.get("remainder"))
+        names = [name for name, _ in workspace.moments]
+        moments = [blocks[name] for name in names] + [None] * (2 - len(names))
+        scales = [blocks.get(f"{name}_scales") for name in names] + [None] * (2 - len(names))
+        addresses = [0 if block is None else block.data_ptr() for block in (kept, *moments, *scales)]
+        steps = workspace.steps.numpy()
+        fixed = (KINDS[workspace.dtype], workspace.master, workspace.states, workspace.table, settings, steps)
+        _spread(workspace.table, lambda *rows: kernel(*fixed, scale, seed, *addresses, *rows))
+
+
+def _spread(table: Any, work: Callable[[int, int], Any]) -> list[Any]:
+    """Call ``work`` on ranges of rows that cover the table, side by side; its errors are the caller's."""
+    threads = torch.get_num_threads()
+    lengths = table[:, codes.LENGTH]
+    total = int(lengths.sum())
+    pieces = min(4 * threads, total // PIECE) if threads > 1 else 1
+    if pieces <= 1:
+        return [work(0, len(table))]
+    edges = lengths.cumsum().searchsorted([total * (piece + 1) / pieces for piece in range(pieces - 1)], "right")
+    bounds = sorted({0, *(int(edge) for edge in edges), len(table)})
+    pool = _pool(threads)
+    waiting = [pool.submit(work, begin, end) for begin, end in zip(bounds, bounds[1:], strict=False)]
+    return [future.result() for future in waiting]
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="arenaplan-update")

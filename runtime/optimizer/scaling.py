@@ -1,0 +1,208 @@
+"""`LossScaler`: dynamic loss scaling (Micikevicius et al. 2018, section 3.2) that says what it did."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from runtime.errors import LossScaleWarning, OptimizerError
+from runtime.optimizer.base import FusedOptimizer
+
+
+class LossScaler:
+    """Keeps the loss scale as large as float16 gradients bear.
+
+    ``scaler.scale(loss).backward(); done = scaler.step(optimizer); scaler.update()``, once for each training step;
+    several optimizers may step before one update.
+
+    Args:
+        init_scale: the first scale.
+        growth_factor: what the scale is multiplied by after ``growth_interval`` steps without overflow.
+        backoff_factor: what it is multiplied by after a step with overflow, which changes no parameter.
+        min_scale: its floor. Overflow at the floor cannot come from the scale, which a warning says once.
+        max_scale: its ceiling.
+        enabled: ``False`` makes every method do what it would for a scale of 1, without any check.
+
+    Attributes:
+        skipped_steps: optimizer steps that were skipped, in all.
+        skipped_in_a_row: updates with overflow since the last one without.
+
+    Raises:
+        OptimizerError: a factor or bound out of its range.
+    """
+
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        *,
+        min_scale: float = 1.0,
+        max_scale: float = 2.0**24,
+        enabled: bool = True,
+    ) -> None:
+        if not 0 < min_scale <= init_scale <= max_scale:
+            raise OptimizerError(
+                f"min_scale={min_scale}, init_scale={init_scale}, max_scale={max_scale}: "
+                "give positive numbers in ascending order"
+            )
+        if not growth_factor > 1 or not 0 < backoff_factor < 1 or growth_interval < 1:
+            raise OptimizerError(
+                f"growth_factor={growth_factor}, backoff_factor={backoff_factor}, growth_interval={growth_interval}: "
+                "growth must exceed 1, back-off lie between 0 and 1, the interval be at least 1"
+            )
+        self.growth_factor = growth_factor
+        self.backoff_factor = backoff_factor
+        self.growth_interval = growth_interval
+        self.min_scale = min_scale
+        self.max_scale = max_scale
+        self.enabled = enabled
+        self.skipped_steps = 0
+        self.skipped_in_a_row = 0
+        self._scale = float(init_scale)
+        self._good_steps = 0
+        self._warned = False
+        self._found: list[bool] = []
+        self._unscaled: dict[int, bool] = {}
+
+    def get_scale(self) -> float:
+        """The scale that the next loss is multiplied by."""
+        return self._scale if self.enabled else 1.0
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss times the scale; in FP32 if it is a float16, which the scale itself may overflow."""
+        if not self.enabled:
+            return loss
+        return (loss.float() if loss.dtype is torch.float16 else loss) * self._scale
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Divide the gradients by the scale in place, for the caller to look at or clip; whether all are finite.
+
+        Call it at most once before a step, which then does not divide again.
+
+        Raises:
+            OptimizerError: called twice.
+        """
+        if not self.enabled:
+            return True
+        if id(optimizer) in self._unscaled:
+            raise OptimizerError("unscale_ was called twice before update(): the gradients are unscaled already")
+        finite = _unscale(optimizer, 1.0 / self._scale)
+        self._unscaled[id(optimizer)] = finite
+        return finite
+
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Step the optimizer with unscaled gradients, unless one of them is not finite; whether it stepped.
+
+        A fused optimizer unscales and checks as it reads the gradients, and leaves them scaled.
+        """
+        if not self.enabled:
+            optimizer.step()
+            return True
+        unscaled = self._unscaled.get(id(optimizer))
+        if isinstance(optimizer, FusedOptimizer):
+            done = self._step_fused(optimizer, unscaled)
+        else:
+            done = _unscale(optimizer, 1.0 / self._scale) if unscaled is None else unscaled
+            if done:
+                optimizer.step()
+        self._found.append(not done)
+        return done
+
+    def _step_fused(self, optimizer: FusedOptimizer, unscaled: bool | None) -> bool:
+        # A scale of 1 makes the optimizer look for overflow whatever its gradients' dtype.
+        optimizer.grad_scale = self._scale if unscaled is None else 1.0
+        if unscaled is False:
+            optimizer.found_inf = True
+        try:
+            optimizer.step()
+        finally:
+            optimizer.grad_scale = optimizer.found_inf = None
+        return not optimizer.last_step_skipped
+
+    def update(self) -> float:
+        """Set the scale for the next training step and return it.
+
+        Warns:
+            LossScaleWarning: once, when gradients overflow although the scale is at its floor.
+        """
+        if not self.enabled:
+            return 1.0
+        found, self._found = self._found, []
+        self._unscaled.clear()
+        self.skipped_steps += sum(found)
+        if not any(found):
+            self.skipped_in_a_row = 0
+            self._good_steps += bool(found)
+            if self._good_steps >= self.growth_interval:
+                self._good_steps = 0
+                self._scale = min(self._scale * self.growth_factor, self.max_scale)
+            return self._scale
+        self._good_steps = 0
+        self.skipped_in_a_row += 1
+        if self._scale <= self.min_scale:
+            self._warn()
+        self._scale = max(self._scale * self.backoff_factor, self.min_scale)
+        return self._scale
+
+    def _warn(self) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        warnings.warn(
+            f"the loss scale is at its floor of {self.min_scale:g} and gradients are still infinite or NaN "
+            f"({self.skipped_in_a_row} steps skipped in a row, {self.skipped_steps} in all): the scale is not the "
+            "cause; look for NaN in the inputs or the loss, lower the learning rate, or keep that layer in float32",
+            LossScaleWarning,
+            stacklevel=3,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs to scale as this one would have."""
+        return {
+            "scale": self._scale,
+            "growth_factor": self.growth_factor,
+            "backoff_factor": self.backoff_factor,
+            "growth_interval": self.growth_interval,
+            "min_scale": self.min_scale,
+            "max_scale": self.max_scale,
+            "good_steps": self._good_steps,
+            "skipped_steps": self.skipped_steps,
+            "skipped_in_a_row": self.skipped_in_a_row,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take a state over; `torch.amp.GradScaler`'s as well. What is missing stays as it is."""
+        self._scale = float(state.get("scale", self._scale))
+        self._good_steps = int(state.get("good_steps", state.get("_growth_tracker", self._good_steps)))
+        for name in ("growth_factor", "backoff_factor", "min_scale", "max_scale"):
+            setattr(self, name, float(state.get(name, getattr(self, name))))
+        for name in ("growth_interval", "skipped_steps", "skipped_in_a_row"):
+            setattr(self, name, int(state.get(name, getattr(self, name))))
+        self._found.clear()
+        self._unscaled.clear()
+
+
+@torch.no_grad()
+def _unscale(optimizer: torch.optim.Optimizer, factor: float) -> bool:
+    """Multiply the gradients in place; whether all are finite."""
+    gradients = [
+        parameter.grad for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
+    ]
+    unique = {id(gradient): gradient for gradient in gradients}
+    by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for gradient in unique.values():
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient
+        by_kind.setdefault((values.device, values.dtype), []).append(values)
+    finite = True
+    for (device, _), alike in by_kind.items():
+        found = torch.zeros((), dtype=torch.float32, device=device)
+        torch._amp_foreach_non_finite_check_and_unscale_(
+            alike, found, torch.tensor(factor, dtype=torch.float32, device=device)
+        )
+        finite = finite and not bool(found)
+    return finite

@@ -1,0 +1,288 @@
+"""A tile of 256 elements between memory and FP32 buffers in a core's first cache, compiled by numba.
+
+Each loop touches few enough arrays for LLVM to prove them apart at run time and to use vector lanes. All arithmetic is
+FP32 in the order written, without fusing, so that the result is the same on every machine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray, njit
+
+from runtime.optimizer.bits import (
+    bits_float,
+    float_bits,
+    float_to_half,
+    half_to_float,
+    pointer_f32,
+    pointer_i8,
+    pointer_i16,
+    pointer_u8,
+    pointer_u16,
+    rint,
+)
+from runtime.optimizer.codes import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    GRID_EXPONENT,
+    MASTER,
+    SIGNED_LEVELS,
+    SPLIT,
+    STOCHASTIC,
+    TINY,
+    UNIT_EXPONENT,
+    UNSIGNED_LEVELS,
+)
+
+compile_loop = njit(cache=True, nogil=True, error_model="numpy")
+
+_ONE, _ZERO = np.float32(1), np.float32(0)
+_UP, _DOWN = np.float32(2.0**GRID_EXPONENT), np.float32(2.0**-GRID_EXPONENT)
+_SMALLEST_NORMAL, _SUBNORMAL_UP, _SUBNORMAL_DOWN = np.float32(2.0**-14), np.float32(2.0**24), np.float32(2.0**-24)
+_TO_UNIT = np.float32(2.0**-24)
+_SIGNED, _UNSIGNED = np.float32(SIGNED_LEVELS), np.float32(UNSIGNED_LEVELS)
+_PER_SIGNED, _PER_UNSIGNED = np.float32(1 / SIGNED_LEVELS), np.float32(1 / UNSIGNED_LEVELS)
+_TINY = np.float32(TINY)
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_HIGH = np.int32(-(2**31))
+
+
+@compile_loop
+def mix(x: Any) -> Any:
+    """A 32-bit hash of a 32-bit number: xor-shifts and multiplications by constants found by search (lowbias32)."""
+    x = np.uint32(x ^ (x >> np.uint32(16)))
+    x = np.uint32(x * np.uint32(0x7FEB352D))
+    x = np.uint32(x ^ (x >> np.uint32(15)))
+    x = np.uint32(x * np.uint32(0x846CA68B))
+    return np.uint32(x ^ (x >> np.uint32(16)))
+
+
+@compile_loop
+def stream_key(seed: Any, step: Any, high: Any) -> Any:
+    """The key of a training step and of the upper half of an element's number."""
+    key = mix(np.uint32(np.uint32(seed) + np.uint32(0x9E3779B9)))
+    key = mix(np.uint32(key ^ np.uint32(step)))
+    return mix(np.uint32(key ^ np.uint32(high)))
+
+
+@compile_loop
+def bfloat_bits(bits: Any) -> Any:
+    """FP32 bits rounded to bfloat16, to nearest, ties to even; NaN stays NaN."""
+    if (bits & _MAGNITUDE) > np.int32(0x7F800000):
+        return np.int32((bits >> np.int32(16)) | np.int32(0x40))
+    return np.int32((bits + np.int32(0x7FFF) + ((bits >> np.int32(16)) & np.int32(1))) >> np.int32(16))
+
+
+@compile_loop
+def half_unit(half: Any, sign: Any) -> Any:
+    """2^(sign · (40 − E)) with E the exponent field of a float16, at least 1: the unit of its remainder."""
+    field = max(np.int32((half >> np.uint16(10)) & np.uint16(31)), np.int32(1))
+    return bits_float(np.int32((np.int32(127) + sign * (np.int32(UNIT_EXPONENT) - field)) << np.int32(23)))
+
+
+@compile_loop
+def load_gradient(kind: Any, address: Any, n: Any, scale: Any, out: Any) -> None:
+    """``out = gradient · scale`` in FP32."""
+    if kind == FLOAT32:
+        full = carray(pointer_f32(address), (n,))
+        for i in range(n):
+            out[i] = full[i] * scale
+    elif kind == FLOAT16:
+        half = carray(pointer_u16(address), (n,))
+        for i in range(n):
+            out[i] = half_to_float(half[i]) * scale
+    else:
+        brain = carray(pointer_u16(address), (n,))
+        for i in range(n):
+            out[i] = bits_float(np.int32(np.int32(brain[i]) << np.int32(16))) * scale
+
+
+@compile_loop
+def load_parameter(kind: Any, master: Any, address: Any, kept: Any, n: Any, out: Any) -> None:
+    """``out`` = the full-precision parameter.
+
+    A master that no longer rounds to its parameter is out of date: someone wrote the parameter, which then counts.
+    """
+    if kind == FLOAT32:
+        full = carray(pointer_f32(address), (n,))
+        for i in range(n):
+            out[i] = full[i]
+        return
+    p = carray(pointer_u16(address), (n,))
+    if master == MASTER:
+        w = carray(pointer_f32(kept), (n,))
+        if kind == FLOAT16:
+            for i in range(n):
+                out[i] = w[i] if float_to_half(w[i]) == p[i] else half_to_float(p[i])
+        else:
+            for i in range(n):
+                same = np.uint16(bfloat_bits(float_bits(w[i]))) == p[i]
+                out[i] = w[i] if same else bits_float(np.int32(np.int32(p[i]) << np.int32(16)))
+    elif master == SPLIT:
+        low = carray(pointer_i16(kept), (n,))
+        if kind == FLOAT16:
+            for i in range(n):
+                out[i] = half_to_float(p[i]) + np.float32(low[i]) * half_unit(p[i], np.int32(-1))
+        else:
+            for i in range(n):
+                out[i] = bits_float(np.int32((np.int32(p[i]) << np.int32(16)) + np.int32(low[i])))
+    elif kind == FLOAT16:
+        for i in range(n):
+            out[i] = half_to_float(p[i])
+    else:
+        for i in range(n):
+            out[i] = bits_float(np.int32(np.int32(p[i]) << np.int32(16)))
+
+
+@compile_loop
+def store_parameter(
+    kind: Any, master: Any, address: Any, kept: Any, n: Any, w: Any, key: Any, first: Any
+) -> None:
+    """Write the parameter, and its master or remainder; ``key`` and ``first`` number the elements' random bits."""
+    if kind == FLOAT32:
+        full = carray(pointer_f32(address), (n,))
+        for i in range(n):
+            full[i] = w[i]
+        return
+    p = carray(pointer_u16(address), (n,))
+    if master == MASTER:
+        kept_full = carray(pointer_f32(kept), (n,))
+        if kind == FLOAT16:
+            for i in range(n):
+                value = rint(w[i] * _UP) * _DOWN
+                kept_full[i] = value
+                p[i] = float_to_half(value)
+        else:
+            for i in range(n):
+                bits = float_bits(w[i])
+                top = bfloat_bits(bits)
+                rest = min(np.int32(bits - np.int32(top << np.int32(16))), np.int32(0x7FFF))
+                nan = (bits & _MAGNITUDE) > np.int32(0x7F800000)
+                kept_full[i] = w[i] if nan else bits_float(np.int32(np.int32(top << np.int32(16)) + rest))
+                p[i] = np.uint16(top)
+    elif master == SPLIT:
+        low = carray(pointer_i16(kept), (n,))
+        if kind == FLOAT16:
+            for i in range(n):
+                value = rint(w[i] * _UP) * _DOWN
+                half = float_to_half(value)
+                finite = (half & np.uint16(0x7C00)) != np.uint16(0x7C00)
+                difference = (value - half_to_float(half)) if finite else _ZERO
+                p[i] = half
+                low[i] = np.int16(difference * half_unit(half, np.int32(1)))
+        else:
+            for i in range(n):
+                bits = float_bits(w[i])
+                top = bfloat_bits(bits)
+                rest = min(np.int32(bits - np.int32(top << np.int32(16))), np.int32(0x7FFF))
+                nan = (bits & _MAGNITUDE) > np.int32(0x7F800000)
+                p[i] = np.uint16(top)
+                low[i] = np.int16(0) if nan else np.int16(rest)
+    elif master == STOCHASTIC:
+        if kind == FLOAT16:
+            for i in range(n):
+                p[i] = random_half(w[i], mix(np.uint32(np.uint32(first + np.uint32(i)) ^ key)))
+        else:
+            for i in range(n):
+                p[i] = random_bfloat(w[i], mix(np.uint32(np.uint32(first + np.uint32(i)) ^ key)))
+    elif kind == FLOAT16:
+        for i in range(n):
+            p[i] = float_to_half(w[i])
+    else:
+        for i in range(n):
+            p[i] = np.uint16(bfloat_bits(float_bits(w[i])))
+
+
+@compile_loop
+def random_half(value: Any, random: Any) -> Any:
+    """A float16 neighbour of ``value``, the nearer the likelier: its mean is ``value``."""
+    bits = float_bits(value)
+    size = bits_float(np.int32(bits & _MAGNITUDE))
+    normal = bits_float(np.int32((bits + np.int32(random & np.uint32(0x1FFF))) & np.int32(-0x2000)))
+    part = np.float32(np.int32(random >> np.uint32(8))) * _TO_UNIT
+    count = np.floor(size * _SUBNORMAL_UP + part) * _SUBNORMAL_DOWN
+    small = bits_float(np.int32(float_bits(count) | (bits & _HIGH)))
+    return float_to_half(normal if size >= _SMALLEST_NORMAL else small)
+
+
+@compile_loop
+def random_bfloat(value: Any, random: Any) -> Any:
+    """A bfloat16 neighbour of ``value``, the nearer the likelier: its mean is ``value``."""
+    bits = float_bits(value)
+    finite = (bits & np.int32(0x7F800000)) != np.int32(0x7F800000)
+    moved = np.int32(bits + np.int32(random & np.uint32(0xFFFF))) >> np.int32(16)
+    return np.uint16(moved if finite else bfloat_bits(bits))
+
+
+@compile_loop
+def load_signed(codes: Any, scales: Any, block: Any, n: Any, out: Any) -> None:
+    """``out = scale · (code / 127)⁴ · sign(code)``."""
+    c = carray(pointer_i8(codes), (n,))
+    scale = carray(pointer_f32(scales), (block + 1,))[block]
+    for i in range(n):
+        t = np.float32(c[i]) * _PER_SIGNED
+        out[i] = ((t * abs(t)) * (t * t)) * scale
+
+
+@compile_loop
+def load_unsigned(codes: Any, scales: Any, block: Any, n: Any, out: Any) -> None:
+    """``out = scale · (code / 255)⁴``."""
+    c = carray(pointer_u8(codes), (n,))
+    scale = carray(pointer_f32(scales), (block + 1,))[block]
+    for i in range(n):
+        t = np.float32(c[i]) * _PER_UNSIGNED
+        out[i] = ((t * t) * (t * t)) * scale
+
+
+@compile_loop
+def block_scale(x: Any, n: Any) -> Any:
+    """The largest magnitude, NaN if any is NaN; 0 where it is too small to divide by."""
+    worst = np.int32(0)
+    for i in range(n):
+        worst = max(worst, np.int32(float_bits(x[i]) & _MAGNITUDE))
+    scale = bits_float(worst)
+    return _ZERO if scale < _TINY else scale
+
+
+@compile_loop
+def nearest_code(size: Any, part: Any, levels: Any, per_level: Any) -> Any:
+    """The code below ``size`` in 0…1 or the one above it, so that the mean of the decoded value is ``size``."""
+    size = size if size == size else _ZERO
+    code = min(np.int32(np.sqrt(np.sqrt(size)) * levels), np.int32(levels) - np.int32(1))
+    below = np.float32(code) * per_level
+    below = (below * below) * (below * below)
+    above = np.float32(code + np.int32(1)) * per_level
+    above = (above * above) * (above * above)
+    return np.int32(code + np.int32((size - below) > part * (above - below)))
+
+
+@compile_loop
+def store_signed(codes: Any, scales: Any, block: Any, n: Any, x: Any, key: Any, first: Any) -> None:
+    """Encode a tile of the first moment with the upper half of each element's random bits."""
+    c = carray(pointer_i8(codes), (n,))
+    scale = block_scale(x, n)
+    per = _ONE / scale if scale != _ZERO else _ZERO
+    carray(pointer_f32(scales), (block + 1,))[block] = scale
+    for i in range(n):
+        random = mix(np.uint32(np.uint32(first + np.uint32(i)) ^ key))
+        part = np.float32(np.int32(random >> np.uint32(16))) * np.float32(2.0**-16)
+        code = nearest_code(abs(x[i]) * per, part, _SIGNED, _PER_SIGNED)
+        c[i] = np.int8(-code if x[i] < _ZERO else code)
+
+
+@compile_loop
+def store_unsigned(codes: Any, scales: Any, block: Any, n: Any, x: Any, key: Any, first: Any) -> None:
+    """Encode a tile of the second moment with the lower half of the bits; what is not zero never becomes zero."""
+    c = carray(pointer_u8(codes), (n,))
+    scale = block_scale(x, n)
+    per = _ONE / scale if scale != _ZERO else _ZERO
+    carray(pointer_f32(scales), (block + 1,))[block] = scale
+    for i in range(n):
+        random = mix(np.uint32(np.uint32(first + np.uint32(i)) ^ key))
+        part = np.float32(np.int32(random & np.uint32(0xFFFF))) * np.float32(2.0**-16)
+        size = x[i] * per
+        code = nearest_code(size, part, _UNSIGNED, _PER_UNSIGNED)
+        c[i] = np.uint8(max(code, np.int32(size > _ZERO)))

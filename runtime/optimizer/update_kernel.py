@@ -1,0 +1,233 @@
+"""The update as loops over the rows of a table, compiled by numba: every byte of memory is read and written once.
+
+A tile's gradient and full-precision parameter lie in two small FP32 buffers (`tile_kernel`). Formulas, their order and
+their roundings are those of `runtime.optimizer.aten`, so that both give the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray
+
+from runtime.optimizer.bits import float_bits, pointer_f32, pointer_u16
+from runtime.optimizer.codes import (
+    BETA1,
+    BETA2,
+    BYTES,
+    DAMPENING,
+    DECOUPLED,
+    EPS,
+    FLOAT16,
+    FLOAT32,
+    GRADIENT,
+    GROUP,
+    LENGTH,
+    LR,
+    MASTER,
+    MOMENTUM,
+    NESTEROV,
+    PARAMETER,
+    SIGN,
+    STATE,
+    STEP,
+    TILE,
+    WEIGHT_DECAY,
+)
+from runtime.optimizer.tile_kernel import (
+    compile_loop,
+    load_gradient,
+    load_parameter,
+    load_signed,
+    load_unsigned,
+    mix,
+    store_parameter,
+    store_signed,
+    store_unsigned,
+    stream_key,
+)
+
+
+@compile_loop
+def adam_tile(g: Any, w: Any, m: Any, v: Any, n: Any, c: Any) -> None:
+    """Adam's formulas (Kingma and Ba 2015, algorithm 1; decay as in Loshchilov and Hutter 2019, algorithm 2)."""
+    keep, coupled, take1, beta2, take2, size, root, eps = c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7]
+    for i in range(n):
+        x = w[i]
+        gradient = g[i] + coupled * x
+        first = m[i] + (gradient - m[i]) * take1
+        second = v[i] * beta2 + (gradient * gradient) * take2
+        m[i] = first
+        v[i] = second
+        w[i] = x * keep - size * (first / (np.sqrt(second) * root + eps))
+
+
+@compile_loop
+def momentum_tile(g: Any, w: Any, m: Any, n: Any, c: Any) -> None:
+    """SGD with momentum, Nesterov's where ``ahead`` is the momentum and not 0 (Sutskever et al. 2013)."""
+    lr, coupled, keep, take, ahead, plain = c[0], c[1], c[2], c[3], c[4], c[5]
+    for i in range(n):
+        gradient = g[i] + coupled * w[i]
+        buffer = m[i] * keep + gradient * take
+        m[i] = buffer
+        w[i] -= lr * (gradient * plain + buffer * ahead)
+
+
+@compile_loop
+def plain_tile(g: Any, w: Any, n: Any, c: Any) -> None:
+    """SGD without momentum."""
+    lr, coupled = c[0], c[1]
+    for i in range(n):
+        w[i] -= lr * (g[i] + coupled * w[i])
+
+
+@compile_loop
+def adam_constants(setting: Any, step: Any, c: Any) -> None:
+    """FP32 constants of a chunk, computed in float64 from its group and its step, counted from 1."""
+    lr, beta1, beta2, decay = setting[LR], setting[BETA1], setting[BETA2], setting[WEIGHT_DECAY]
+    decoupled = setting[DECOUPLED] != 0.0
+    c[0] = 1.0 - lr * decay if decoupled else 1.0
+    c[1] = 0.0 if decoupled else decay
+    c[2] = 1.0 - beta1
+    c[3] = beta2
+    c[4] = 1.0 - beta2
+    c[5] = lr / (1.0 - beta1**step)
+    c[6] = 1.0 / np.sqrt(1.0 - beta2**step)
+    c[7] = setting[EPS]
+
+
+@compile_loop
+def sgd_constants(setting: Any, step: Any, c: Any) -> None:
+    """FP32 constants of a chunk; the first step fills the buffer with the gradient, as torch.optim.SGD does."""
+    momentum = setting[MOMENTUM]
+    nesterov = setting[NESTEROV] != 0.0
+    c[0] = setting[LR]
+    c[1] = setting[WEIGHT_DECAY]
+    c[2] = momentum if step > 1 else 0.0
+    c[3] = 1.0 - setting[DAMPENING] if step > 1 else 1.0
+    c[4] = momentum if nesterov else 1.0
+    c[5] = 1.0 if nesterov else 0.0
+
+
+@compile_loop
+def update_adam(
+    kind: Any, master: Any, moments: Any, table: Any, settings: Any, steps: Any, scale: Any, seed: Any,
+    kept: Any, first_moment: Any, second_moment: Any, first_scales: Any, second_scales: Any, begin: Any, end: Any,
+) -> None:
+    """Adam over rows ``begin`` to ``end`` of the table; addresses are those of state element 0."""
+    size = 4 if kind == FLOAT32 else 2
+    kept_size = 4 if master == MASTER else 2
+    g = np.empty(TILE, np.float32)
+    w = np.empty(TILE, np.float32)
+    m = np.empty(TILE, np.float32)
+    v = np.empty(TILE, np.float32)
+    c = np.empty(8, np.float32)
+    for row in range(begin, end):
+        setting = settings[table[row, GROUP]]
+        step = steps[table[row, STEP]] + 1.0
+        adam_constants(setting, step, c)
+        factor = np.float32(scale * setting[SIGN])
+        for start in range(0, table[row, LENGTH], TILE):
+            n = min(TILE, table[row, LENGTH] - start)
+            element = table[row, STATE] + start
+            parameter = table[row, PARAMETER] + size * start
+            load_gradient(kind, table[row, GRADIENT] + size * start, n, factor, g)
+            load_parameter(kind, master, parameter, kept + kept_size * element, n, w)
+            low, high = element & 0xFFFFFFFF, element >> 32
+            key = stream_key(seed, np.int64(step), high)
+            if moments == BYTES:
+                load_signed(first_moment + element, first_scales, element // TILE, n, m)
+                load_unsigned(second_moment + element, second_scales, element // TILE, n, v)
+                adam_tile(g, w, m, v, n, c)
+                other = mix(np.uint32(key + np.uint32(1)))
+                store_signed(first_moment + element, first_scales, element // TILE, n, m, other, np.uint32(low))
+                store_unsigned(second_moment + element, second_scales, element // TILE, n, v, other, np.uint32(low))
+            else:
+                in_place = carray(pointer_f32(first_moment + 4 * element), (n,))
+                second = carray(pointer_f32(second_moment + 4 * element), (n,))
+                adam_tile(g, w, in_place, second, n, c)
+            store_parameter(kind, master, parameter, kept + kept_size * element, n, w, key, np.uint32(low))
+
+
+@compile_loop
+def update_sgd(
+    kind: Any, master: Any, moments: Any, table: Any, settings: Any, steps: Any, scale: Any, seed: Any,
+    kept: Any, first_moment: Any, second_moment: Any, first_scales: Any, second_scales: Any, begin: Any, end: Any,
+) -> None:
+    """SGD over rows ``begin`` to ``end`` of the table; without momentum ``first_moment`` is 0."""
+    size = 4 if kind == FLOAT32 else 2
+    kept_size = 4 if master == MASTER else 2
+    g = np.empty(TILE, np.float32)
+    w = np.empty(TILE, np.float32)
+    m = np.empty(TILE, np.float32)
+    c = np.empty(8, np.float32)
+    for row in range(begin, end):
+        setting = settings[table[row, GROUP]]
+        step = steps[table[row, STEP]] + 1.0
+        sgd_constants(setting, step, c)
+        factor = np.float32(scale * setting[SIGN])
+        for start in range(0, table[row, LENGTH], TILE):
+            n = min(TILE, table[row, LENGTH] - start)
+            element = table[row, STATE] + start
+            parameter = table[row, PARAMETER] + size * start
+            load_gradient(kind, table[row, GRADIENT] + size * start, n, factor, g)
+            load_parameter(kind, master, parameter, kept + kept_size * element, n, w)
+            low, high = element & 0xFFFFFFFF, element >> 32
+            key = stream_key(seed, np.int64(step), high)
+            if setting[MOMENTUM] == 0.0 or first_moment == 0:
+                plain_tile(g, w, n, c)
+            elif moments == BYTES:
+                load_signed(first_moment + element, first_scales, element // TILE, n, m)
+                momentum_tile(g, w, m, n, c)
+                other = mix(np.uint32(key + np.uint32(1)))
+                store_signed(first_moment + element, first_scales, element // TILE, n, m, other, np.uint32(low))
+            else:
+                in_place = carray(pointer_f32(first_moment + 4 * element), (n,))
+                momentum_tile(g, w, in_place, n, c)
+            store_parameter(kind, master, parameter, kept + kept_size * element, n, w, key, np.uint32(low))
+
+
+@compile_loop
+def overflowed(kind: Any, table: Any, begin: Any, end: Any) -> Any:
+    """Whether any gradient of these rows is infinite or NaN: its exponent field is all ones."""
+    for row in range(begin, end):
+        n, address = table[row, LENGTH], table[row, GRADIENT]
+        if kind == FLOAT32:
+            full = carray(pointer_f32(address), (n,))
+            worst = np.int32(0)
+            for i in range(n):
+                worst = max(worst, np.int32(float_bits(full[i]) & np.int32(0x7F800000)))
+            if worst == np.int32(0x7F800000):
+                return True
+        else:
+            mask = np.uint16(0x7C00) if kind == FLOAT16 else np.uint16(0x7F80)
+            bits = carray(pointer_u16(address), (n,))
+            most = np.uint16(0)
+            for i in range(n):
+                most = max(most, np.uint16(bits[i] & mask))
+            if most == mask:
+                return True
+    return False
+
+
+@compile_loop
+def sum_of_squares(kind: Any, table: Any, begin: Any, end: Any) -> Any:
+    """Σ gradient² of these rows, in float64."""
+    g = np.empty(TILE, np.float32)
+    lanes = np.empty(8, np.float64)
+    size = 4 if kind == FLOAT32 else 2
+    lanes[:] = 0.0
+    for row in range(begin, end):
+        for start in range(0, table[row, LENGTH], TILE):
+            n = min(TILE, table[row, LENGTH] - start)
+            load_gradient(kind, table[row, GRADIENT] + size * start, n, np.float32(1), g)
+            whole = n - n % 8
+            for i in range(0, whole, 8):
+                for lane in range(8):
+                    x = np.float64(g[i + lane])
+                    lanes[lane] += x * x
+            for i in range(whole, n):
+                x = np.float64(g[i])
+                lanes[0] += x * x
+    return lanes.sum()

@@ -17,6 +17,8 @@ _HOMES = {"Arena": "runtime.arena", "ArenaRuntime": "runtime.executor", "Trainin
 
 
 def __getattr__(name: str) -> Any:
+    if name == "optimizer":
+        return import_module("runtime.optimizer")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -78,9 +78,7 @@ def _flat(
     return flat[within : within + length]
 
 
-def _update(
-    workspace: Workspace, piece: Piece, rule: int, setting: Any, step: float, scale: float, seed: int
-) -> None:
+def _update(workspace: Workspace, piece: Piece, rule: int, setting: Any, step: float, scale: float, seed: int) -> None:
     compute = torch.float64 if workspace.dtype is torch.float64 else torch.float32
     first, last = piece.element, piece.element + piece.parameter.numel()
     kept = workspace.blocks.get("master", workspace.blocks.get("remainder"))
@@ -133,10 +131,11 @@ def _adam(g: torch.Tensor, w: torch.Tensor, m: torch.Tensor, v: torch.Tensor, se
         g += w * float(kind(decay))
     m += (g - m) * float(kind(1 - beta1))
     v.mul_(float(kind(beta2))).add_(g * g * float(kind(1 - beta2)))
-    moved = m / (v.sqrt() * root + float(kind(setting[codes.EPS])))
+    moved = m / (convert.root(v) * root + float(kind(setting[codes.EPS])))
+    moved *= size
     if decoupled:
-        w *= float(kind(1 - lr * decay))
-    w -= moved.mul_(size)
+        moved += w * float(kind(lr * decay))
+    w -= moved
 
 
 def _sgd(g: torch.Tensor, w: torch.Tensor, m: torch.Tensor | None, setting: Any, step: float) -> None:

@@ -32,10 +32,13 @@ class FusedOptimizer(torch.optim.Optimizer):
         max_grad_norm: gradients whose common norm is larger are scaled down to it; ``None`` for no limit.
         skip_nonfinite: whether a step whose gradients hold an infinity or NaN changes nothing; ``None`` for "where
             there are float16 gradients, or a loss scale".
+        grad_scale, found_inf: what a scaler sets for the next step; ``None`` or absent at any other time.
         launches: updates launched by the last step, one for each device and dtype that has gradients.
     """
 
     rule: ClassVar[int]
+    grad_scale: Any
+    found_inf: Any
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -102,7 +105,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _update(self, grad_scale: Any, found_inf: Any) -> None:
         if any(parameter.grad is not None for parameter in self._left_out) or self._lacks_moments():
             self._build()
-        if not all([workspace.collect() for workspace in self._workspaces]):
+        if not all(workspace.collect() for workspace in self._workspaces):
             self._build()
             for workspace in self._workspaces:
                 workspace.collect()
@@ -172,7 +175,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 parameter.grad = None
             return
         with torch.no_grad():
-            homes = set()
+            homes: set[int] = set()
             for workspace in self._workspaces:
                 if workspace.gradients is not None:
                     workspace.gradients.zero_()
@@ -262,9 +265,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         alignment = codes.TILE if self.precision.states == "8bit" else 64
         groups, self._left_out = slots_of(self.param_groups)
         self._workspaces = tuple(
-            Workspace(
-                slots, self.precision, self.moments(), link=self.link, alignment=alignment, chunk=codes.CPU_CHUNK
-            )
+            Workspace(slots, self.precision, self.moments(), link=self.link, alignment=alignment, chunk=codes.CPU_CHUNK)
             for slots in groups
         )
         self._slots = {

@@ -5,11 +5,28 @@ Each function here becomes one or two LLVM instructions, so that the loops aroun
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import llvmlite.ir as ll
-from numba import types
-from numba.extending import intrinsic
+import numba
+from numba import extending, types
+
+#: numba declares what is compiled, not what is called.
+carray: Any = numba.carray
+Function = Callable[..., Any]
+
+
+def intrinsic(function: Function) -> Function:
+    """`numba.extending.intrinsic`."""
+    made: Any = extending.intrinsic
+    return cast("Function", made(function))
+
+
+def compile_loop(function: Function) -> Function:
+    """Compile at the first call, then from disk; other threads go on meanwhile."""
+    return cast("Function", numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+
 
 _HALF, _FLOAT, _I16, _I32 = ll.HalfType(), ll.FloatType(), ll.IntType(16), ll.IntType(32)
 
@@ -37,7 +54,7 @@ pointer_f32 = _pointer(types.float32)
 
 
 @intrinsic
-def half_to_float(_context: Any, bits: Any) -> Any:
+def half_to_float(_context: Any, _bits: Any) -> Any:
     """The float32 of a float16 given as its 16 bits."""
 
     def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -47,7 +64,7 @@ def half_to_float(_context: Any, bits: Any) -> Any:
 
 
 @intrinsic
-def float_to_half(_context: Any, value: Any) -> Any:
+def float_to_half(_context: Any, _value: Any) -> Any:
     """The 16 bits of a float32 rounded to float16, to nearest, ties to even."""
 
     def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -57,7 +74,7 @@ def float_to_half(_context: Any, value: Any) -> Any:
 
 
 @intrinsic
-def float_bits(_context: Any, value: Any) -> Any:
+def float_bits(_context: Any, _value: Any) -> Any:
     """The bits of a float32 as an int32."""
 
     def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -67,7 +84,7 @@ def float_bits(_context: Any, value: Any) -> Any:
 
 
 @intrinsic
-def bits_float(_context: Any, bits: Any) -> Any:
+def bits_float(_context: Any, _bits: Any) -> Any:
     """The float32 with the bits of an int32."""
 
     def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -77,7 +94,7 @@ def bits_float(_context: Any, bits: Any) -> Any:
 
 
 @intrinsic
-def rint(_context: Any, value: Any) -> Any:
+def rint(_context: Any, _value: Any) -> Any:
     """A float32 rounded to an integer, to nearest, ties to even."""
 
     def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ def _spread(table: Any, work: Callable[[int, int], Any]) -> list[Any]:
     edges = lengths.cumsum().searchsorted([total * (piece + 1) / pieces for piece in range(pieces - 1)], "right")
     bounds = sorted({0, *(int(edge) for edge in edges), len(table)})
     pool = _pool(threads)
-    waiting = [pool.submit(work, begin, end) for begin, end in zip(bounds, bounds[1:], strict=False)]
+    waiting = [pool.submit(work, begin, end) for begin, end in pairwise(bounds)]
     return [future.result() for future in waiting]
 
 

@@ -51,11 +51,12 @@ def encode(x: torch.Tensor, signed: bool, part: torch.Tensor | float = 0.5) -> t
     reciprocal = torch.where(scales != 0, 1 / scales, 0.0)
     size = x.abs() * _spread(reciprocal, x.numel())
     known = torch.where(size.isnan(), 0.0, size)
-    below = (known.sqrt().sqrt() * float(levels)).to(torch.int32).clamp_(max=levels - 1)
+    below = (root(root(known)) * float(levels)).to(torch.int32).clamp_(max=levels - 1)
     low, high = _fourth_power(below, levels), _fourth_power(below + 1, levels)
     code = below + ((known - low) > part * (high - low)).to(torch.int32)
     if not signed:
-        return torch.maximum(code, (size > 0).to(torch.int32)).to(torch.uint8), scales
+        some = (x > 0) & (_spread(scales, x.numel()) != 0)
+        return torch.maximum(code, some.to(torch.int32)).to(torch.uint8), scales
     return torch.where(x < 0, -code, code).to(torch.int8), scales
 
 
@@ -72,6 +73,11 @@ def block_scales(x: torch.Tensor) -> torch.Tensor:
     padded = torch.nn.functional.pad(x.abs(), (0, blocks * codes.TILE - x.numel())).view(blocks, codes.TILE)
     scales = padded.amax(1)
     return torch.where(scales < codes.TINY, 0.0, scales)
+
+
+def root(x: torch.Tensor) -> torch.Tensor:
+    """√x rounded to nearest, which ATen's own FP32 root is not on every processor."""
+    return x.sqrt() if x.dtype is torch.float64 else x.double().sqrt_().float()
 
 
 def _per_level(levels: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def slots_of(groups: Sequence[dict[str, Any]]) -> tuple[list[list[Slot]], list[t
 
 def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
     """The parameter's strides if its elements fill their memory, else the nearest that do."""
-    if parameter.numel() == 0:
+    if parameter.numel() == 0 or parameter.is_contiguous():
         return tuple(parameter.stride())
     return tuple(torch.empty_like(parameter, device="meta", memory_format=torch.preserve_format).stride())
 
@@ -65,11 +66,14 @@ def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
 def _refuse_overlaps(slots: Sequence[Slot]) -> None:
     """Parameters that share a part of their memory cannot both become views of a workspace."""
     spans = sorted(
-        ((slot.parameter.data_ptr(), slot.parameter.data_ptr() + extent_nbytes(slot.parameter), slot) for slot in slots
-         if slot.parameter.numel()),
+        (
+            (slot.parameter.data_ptr(), slot.parameter.data_ptr() + extent_nbytes(slot.parameter), slot)
+            for slot in slots
+            if slot.parameter.numel()
+        ),
         key=lambda span: span[:2],
     )
-    for (_, end, first), (start, _, second) in zip(spans, spans[1:], strict=False):
+    for (_, end, first), (start, _, second) in pairwise(spans):
         if start < end:
             raise OptimizerError(
                 f"{first.name} and {second.name} share a part of their memory: make them one Parameter, or clone one"

@@ -190,13 +190,16 @@ class LossScaler:
 @torch.no_grad()
 def _unscale(optimizer: torch.optim.Optimizer, factor: float) -> bool:
     """Multiply the gradients in place; whether all are finite."""
-    gradients = [
-        parameter.grad for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
-    ]
-    unique = {id(gradient): gradient for gradient in gradients}
     by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    for gradient in unique.values():
-        values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    seen: set[int] = set()
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        if parameter.grad is None or id(parameter.grad) in seen:
+            continue
+        if parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()  # entries that are given twice could overflow as a sum
+        gradient = parameter.grad
+        seen.add(id(gradient))
+        values = gradient._values() if gradient.is_sparse else gradient
         by_kind.setdefault((values.device, values.dtype), []).append(values)
     finite = True
     for (device, _), alike in by_kind.items():

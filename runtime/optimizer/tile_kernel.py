@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, njit
 
 from runtime.optimizer.bits import (
     bits_float,
+    carray,
+    compile_loop,
     float_bits,
     float_to_half,
     half_to_float,
@@ -24,7 +25,6 @@ from runtime.optimizer.bits import (
     rint,
 )
 from runtime.optimizer.codes import (
-    BFLOAT16,
     FLOAT16,
     FLOAT32,
     GRID_EXPONENT,
@@ -36,8 +36,6 @@ from runtime.optimizer.codes import (
     UNIT_EXPONENT,
     UNSIGNED_LEVELS,
 )
-
-compile_loop = njit(cache=True, nogil=True, error_model="numpy")
 
 _ONE, _ZERO = np.float32(1), np.float32(0)
 _UP, _DOWN = np.float32(2.0**GRID_EXPONENT), np.float32(2.0**-GRID_EXPONENT)
@@ -138,9 +136,7 @@ def load_parameter(kind: Any, master: Any, address: Any, kept: Any, n: Any, out:
 
 
 @compile_loop
-def store_parameter(
-    kind: Any, master: Any, address: Any, kept: Any, n: Any, w: Any, key: Any, first: Any
-) -> None:
+def store_parameter(kind: Any, master: Any, address: Any, kept: Any, n: Any, w: Any, key: Any, first: Any) -> None:
     """Write the parameter, and its master or remainder; ``key`` and ``first`` number the elements' random bits."""
     if kind == FLOAT32:
         full = carray(pointer_f32(address), (n,))
@@ -279,10 +275,10 @@ def store_unsigned(codes: Any, scales: Any, block: Any, n: Any, x: Any, key: Any
     c = carray(pointer_u8(codes), (n,))
     scale = block_scale(x, n)
     per = _ONE / scale if scale != _ZERO else _ZERO
+    nothing = _ZERO if scale != _ZERO else np.float32(np.inf)
     carray(pointer_f32(scales), (block + 1,))[block] = scale
     for i in range(n):
         random = mix(np.uint32(np.uint32(first + np.uint32(i)) ^ key))
         part = np.float32(np.int32(random & np.uint32(0xFFFF))) * np.float32(2.0**-16)
-        size = x[i] * per
-        code = nearest_code(size, part, _UNSIGNED, _PER_UNSIGNED)
-        c[i] = np.uint8(max(code, np.int32(size > _ZERO)))
+        code = nearest_code(x[i] * per, part, _UNSIGNED, _PER_UNSIGNED)
+        c[i] = np.uint8(max(code, np.int32(x[i] > nothing)))

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray
 
-from runtime.optimizer.bits import float_bits, pointer_f32, pointer_u16
+from runtime.optimizer.bits import carray, compile_loop, float_bits, pointer_f32, pointer_u16
 from runtime.optimizer.codes import (
     BETA1,
     BETA2,
@@ -36,7 +35,6 @@ from runtime.optimizer.codes import (
     WEIGHT_DECAY,
 )
 from runtime.optimizer.tile_kernel import (
-    compile_loop,
     load_gradient,
     load_parameter,
     load_signed,
@@ -51,8 +49,12 @@ from runtime.optimizer.tile_kernel import (
 
 @compile_loop
 def adam_tile(g: Any, w: Any, m: Any, v: Any, n: Any, c: Any) -> None:
-    """Adam's formulas (Kingma and Ba 2015, algorithm 1; decay as in Loshchilov and Hutter 2019, algorithm 2)."""
-    keep, coupled, take1, beta2, take2, size, root, eps = c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7]
+    """Adam's formulas (Kingma and Ba 2015, algorithm 1; decay as in Loshchilov and Hutter 2019, algorithm 2).
+
+    Decay is subtracted with the update: ``w · (1 − lr · decay)`` would lose digits of ``lr · decay``, the same way at
+    every step.
+    """
+    shrink, coupled, take1, beta2, take2, size, root, eps = c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7]
     for i in range(n):
         x = w[i]
         gradient = g[i] + coupled * x
@@ -60,7 +62,7 @@ def adam_tile(g: Any, w: Any, m: Any, v: Any, n: Any, c: Any) -> None:
         second = v[i] * beta2 + (gradient * gradient) * take2
         m[i] = first
         v[i] = second
-        w[i] = x * keep - size * (first / (np.sqrt(second) * root + eps))
+        w[i] = x - (size * (first / (np.sqrt(second) * root + eps)) + shrink * x)
 
 
 @compile_loop
@@ -87,7 +89,7 @@ def adam_constants(setting: Any, step: Any, c: Any) -> None:
     """FP32 constants of a chunk, computed in float64 from its group and its step, counted from 1."""
     lr, beta1, beta2, decay = setting[LR], setting[BETA1], setting[BETA2], setting[WEIGHT_DECAY]
     decoupled = setting[DECOUPLED] != 0.0
-    c[0] = 1.0 - lr * decay if decoupled else 1.0
+    c[0] = lr * decay if decoupled else 0.0
     c[1] = 0.0 if decoupled else decay
     c[2] = 1.0 - beta1
     c[3] = beta2
@@ -112,8 +114,21 @@ def sgd_constants(setting: Any, step: Any, c: Any) -> None:
 
 @compile_loop
 def update_adam(
-    kind: Any, master: Any, moments: Any, table: Any, settings: Any, steps: Any, scale: Any, seed: Any,
-    kept: Any, first_moment: Any, second_moment: Any, first_scales: Any, second_scales: Any, begin: Any, end: Any,
+    kind: Any,
+    master: Any,
+    moments: Any,
+    table: Any,
+    settings: Any,
+    steps: Any,
+    scale: Any,
+    seed: Any,
+    kept: Any,
+    first_moment: Any,
+    second_moment: Any,
+    first_scales: Any,
+    second_scales: Any,
+    begin: Any,
+    end: Any,
 ) -> None:
     """Adam over rows ``begin`` to ``end`` of the table; addresses are those of state element 0."""
     size = 4 if kind == FLOAT32 else 2
@@ -152,8 +167,21 @@ def update_adam(
 
 @compile_loop
 def update_sgd(
-    kind: Any, master: Any, moments: Any, table: Any, settings: Any, steps: Any, scale: Any, seed: Any,
-    kept: Any, first_moment: Any, second_moment: Any, first_scales: Any, second_scales: Any, begin: Any, end: Any,
+    kind: Any,
+    master: Any,
+    moments: Any,
+    table: Any,
+    settings: Any,
+    steps: Any,
+    scale: Any,
+    seed: Any,
+    kept: Any,
+    first_moment: Any,
+    second_moment: Any,
+    first_scales: Any,
+    second_scales: Any,
+    begin: Any,
+    end: Any,
 ) -> None:
     """SGD over rows ``begin`` to ``end`` of the table; without momentum ``first_moment`` is 0."""
     size = 4 if kind == FLOAT32 else 2

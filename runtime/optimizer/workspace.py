@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.dlpack
 
 from runtime.errors import OptimizerError, SparseGradientError
 from runtime.optimizer import codes, convert
@@ -150,7 +151,7 @@ class Workspace:
                 if parameter.grad is not None and not parameter.grad.is_sparse:
                     parameter.grad = slot.gradient
                 if parameter.requires_grad:
-                    slot.hooks.append(parameter.register_post_accumulate_grad_hook(_attaching(slot)))
+                    slot.hooks.append(_register(parameter, _attaching(slot)))
 
     def unlink(self) -> None:
         """Leave the parameters as they are and take no more part in their backward passes."""
@@ -217,8 +218,10 @@ class Workspace:
         home = slot.gradient
         others = [other for other in slot.parameters if other.grad is not None and other.grad is not given]
         if given is not home and (others or given.stride() != slot.strides or given.dtype is not self.dtype):
-            target = home if home is not None else torch.empty_strided(
-                given.shape, slot.strides, dtype=given.dtype, device=given.device
+            target = (
+                home
+                if home is not None
+                else torch.empty_strided(given.shape, slot.strides, dtype=given.dtype, device=given.device)
             )
             total = given
             for other in others:
@@ -322,7 +325,7 @@ class Workspace:
 def own_storage(view: torch.Tensor) -> torch.Tensor:
     """The same memory as a tensor whose storage is the view's own; it keeps the memory it lies in alive."""
     flat = view.as_strided((view.numel(),), (1,), view.storage_offset())
-    own: torch.Tensor = torch.from_dlpack(flat)
+    own: torch.Tensor = torch.utils.dlpack.from_dlpack(flat)
     return own.as_strided(view.shape, view.stride())
 
 
@@ -336,3 +339,8 @@ def _attaching(slot: Slot) -> Any:
             linked.attach(parameter)
 
     return attach
+
+
+def _register(parameter: torch.Tensor, hook: Any) -> Any:
+    register: Any = parameter.register_post_accumulate_grad_hook
+    return register(hook)

@@ -9,11 +9,14 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import llvmlite.ir as ll
-import numba
-from numba import extending, types
+import numba as numba_package
+from numba import extending
+from numba import types as numba_types
 
 #: numba declares what is compiled, not what is called.
-carray: Any = numba.carray
+numba: Any = numba_package
+types: Any = numba_types
+carray = numba.carray
 Function = Callable[..., Any]
 
 

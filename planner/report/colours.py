@@ -7,20 +7,36 @@ from types import MappingProxyType
 
 from planner.graph import Role
 
+#: Chosen to stay apart for readers with normal vision and with protan, deutan and tritan deficiencies (simulated as
+#: by Machado, Oliveira and Fernandes 2009), and from both grounds; tests/unit/test_report_colours.py has the distances.
 ROLE_COLOURS: Mapping[Role, str] = MappingProxyType(
     {
-        Role.PARAMETER: "#4269d0",
-        Role.BUFFER: "#9c6b4e",
-        Role.INPUT: "#6cc5b0",
-        Role.SAVED: "#3ca951",
-        Role.GRAD_OUTPUT: "#ff725c",
-        Role.CONSTANT: "#9498a0",
-        Role.TEMPORARY: "#efb118",
-        Role.WORKSPACE: "#8f8f3c",
-        Role.OUTPUT: "#97bbf5",
-        Role.GRADIENT: "#a463f2",
-        Role.PARAMETER_GRADIENT: "#ff8ab7",
+        Role.PARAMETER: "#4360c0",
+        Role.BUFFER: "#9b5b74",
+        Role.INPUT: "#649ab0",
+        Role.SAVED: "#3c902a",
+        Role.GRAD_OUTPUT: "#d76e72",
+        Role.CONSTANT: "#9c97f2",
+        Role.TEMPORARY: "#fd9e17",
+        Role.WORKSPACE: "#5d632c",
+        Role.OUTPUT: "#8dbed8",
+        Role.GRADIENT: "#a464f3",
+        Role.PARAMETER_GRADIENT: "#cfa794",
     }
+)
+#: For groups without an order of their own (dtypes, a few modules), most distinct first.
+PALETTE = tuple(
+    ROLE_COLOURS[role]
+    for role in (
+        Role.PARAMETER,
+        Role.TEMPORARY,
+        Role.SAVED,
+        Role.GRADIENT,
+        Role.OUTPUT,
+        Role.GRAD_OUTPUT,
+        Role.WORKSPACE,
+        Role.PARAMETER_GRADIENT,
+    )
 )
 
 
@@ -29,9 +45,13 @@ def role_text(role: Role) -> str:
     return role.value.replace("_", " ")
 
 
+def luminance(colour: str) -> float:
+    """Relative luminance of ``"#rrggbb"`` as WCAG 2 defines it, 0 to 1."""
+    channels = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
 def text_colour(role: Role) -> str:
-    """Dark or white, whichever stands out more on the role's colour (relative luminance as WCAG 2 defines it)."""
-    channels = [int(ROLE_COLOURS[role][start : start + 2], 16) / 255 for start in (1, 3, 5)]
-    linear = [value / 12.92 if value <= 0.03928 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
-    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "#14161a" if luminance > 0.19 else "#ffffff"
+    """Dark or white, whichever stands out more on the role's colour."""
+    return "#14161a" if luminance(ROLE_COLOURS[role]) > 0.19 else "#ffffff"

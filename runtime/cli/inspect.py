@@ -15,6 +15,7 @@ from planner.plan import Plan
 from planner.plan_file import load_plan
 from planner.report.chrome_trace import offset_map_chrome_trace
 from planner.report.csv_table import offset_map_csv
+from planner.report.difference import difference, difference_text
 from planner.report.facts import StepFacts, TensorFacts, about_tensor, at_step
 from planner.report.html import offset_map_html
 from planner.report.snapshot import snapshot_json, snapshot_pickle
@@ -26,6 +27,7 @@ from runtime.cli.errors import one_line_errors, say
 def inspect(
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan saved by `plan`, `demo` or save().")],
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an interactive offset map.")] = None,
+    compare: Annotated[Path | None, typer.Option(metavar="OTHER.json", help="Show another plan beside it.")] = None,
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a picture.")] = None,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a table, as minimalloc reads it.")] = None,
     chrome_trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a Chrome trace (Perfetto).")] = None,
@@ -40,10 +42,15 @@ def inspect(
     """Show a plan's offset map: what lies where in the arena, and when."""
     with one_line_errors(debug):
         plan = load_plan(plan_file)
+        other = None if compare is None else load_plan(compare)
         text, facts = _report(plan, at, tensor)  # Before any file is written: the call may be wrong.
+        if compare is not None and other is not None:
+            labels = _labels(plan_file, compare)
+            facts["compare"] = _difference_json(plan, other)
+            text = "\n".join(part for part in (text, difference_text(plan, other, labels)) if part)
         written: dict[str, str] = {}
         writers: tuple[tuple[str, Path | None, Callable[[Plan], bytes]], ...] = (
-            ("html", html, lambda plan: offset_map_html(plan, f"Offset map: {plan_file.name}").encode()),
+            ("html", html, lambda plan: _page(plan, plan_file, other, compare, at, tensor).encode()),
             ("svg", svg, lambda plan: offset_map_svg(plan).encode()),
             ("csv", csv, lambda plan: offset_map_csv(plan).encode()),
             ("chrome_trace", chrome_trace, lambda plan: offset_map_chrome_trace(plan).encode()),
@@ -64,6 +71,22 @@ def _is_json(path: Path | None) -> bool:
     return path is not None and path.suffix.lower() == ".json"
 
 
+def _page(
+    plan: Plan, plan_file: Path, other: Plan | None, other_file: Path | None, at: int | None, tensor: str | None
+) -> str:
+    """The interactive map, with the other plan beside it where one is given."""
+    if other is None or other_file is None:
+        return offset_map_html(plan, f"Offset map: {plan_file.name}", at_step=at, tensor=tensor)
+    before, after = _labels(plan_file, other_file)
+    title = f"Offset maps: {before} and {after}"
+    return offset_map_html(plan, title, label=before, compare=(other, after), at_step=at, tensor=tensor)
+
+
+def _labels(one: Path, two: Path) -> tuple[str, str]:
+    """The files' names, with their directories where the names are the same."""
+    return (one.name, two.name) if one.name != two.name else (str(one), str(two))
+
+
 def _report(plan: Plan, at: int | None, tensor: str | None) -> tuple[str, dict[str, Any]]:
     """The text and the JSON fields asked for with ``--at`` and ``--tensor``."""
     texts: list[str] = []
@@ -75,6 +98,24 @@ def _report(plan: Plan, at: int | None, tensor: str | None) -> tuple[str, dict[s
         facts["tensor"] = _tensor_json(plan, about_tensor(plan, tensor))
         texts.append(tensor_text(plan, tensor))
     return "\n".join(texts), facts
+
+
+def _difference_json(plan: Plan, other: Plan) -> dict[str, Any]:
+    found = difference(plan, other)
+    return {
+        "figures": {
+            row.label.replace(" ", "_") + ("_bytes" if row.unit == "bytes" else ""): {
+                "before": row.before,
+                "after": row.after,
+                "change": row.change,
+            }
+            for row in found.rows
+        },
+        "storages_in_both": found.both,
+        "only_before": list(found.only_before),
+        "only_after": list(found.only_after),
+        "resized": list(found.resized),
+    }
 
 
 def _print(text: str) -> None:

@@ -28,14 +28,21 @@ text { font: 11px system-ui, sans-serif; fill: #1f2328 }
 .line { stroke: #c8ccd2; fill: none }
 .storage { stroke: #ffffff; stroke-width: .6 }
 .live { fill: #4269d0; fill-opacity: .35; stroke: #4269d0 }
-.bound { stroke: #d1242f; stroke-dasharray: 5 4; fill: none }
+.bound { stroke: #b3261e; stroke-dasharray: 5 4; fill: none }
+.arena { stroke: #1f2328; fill: none }
+.peak { fill: #b3261e; stroke: none }
+.at-peak { stroke: #b3261e; stroke-dasharray: 2 3; fill: none }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3 }
   .quiet { fill: #9198a1 }
   .ground { fill: #0d1117 }
-  .field { fill: #161b22 }
+  .field { fill: #171c24 }
   .line { stroke: #3d444d }
   .storage { stroke: #0d1117 }
+  .live { fill: #8fabf5; stroke: #8fabf5 }
+  .bound, .at-peak { stroke: #ff8a80 }
+  .arena { stroke: #e6edf3 }
+  .peak { fill: #ff8a80 }
 }
 """
 
@@ -97,27 +104,33 @@ def _subtitle(plan: Plan) -> str:
 def _map_axes(plan: Plan, scale: _Scale) -> list[str]:
     right = _WIDTH - _RIGHT
     parts = [f'<rect class="field" x="{_LEFT}" y="{_TOP}" width="{right - _LEFT}" height="{_MAP_HEIGHT}"/>']
-    for offset in _ticks(plan.arena_nbytes):
+    for offset in _ticks(plan.arena_nbytes, count=7, binary=True):
         y = scale.y(offset)
         parts.append(f'<path class="line" d="M{_LEFT - 5} {y:.1f}H{_LEFT}"/>')
         parts.append(
-            f'<text class="quiet" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{size_text(offset)}</text>'
+            f'<text class="quiet" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{_tick_text(offset)}</text>'
         )
-    for step in _ticks(plan.steps, count=12):
+    for step in _ticks(plan.steps, count=12, binary=False):
         if step < plan.steps:
             x = scale.x(step + 0.5 if plan.steps <= 40 else step)
             y = _TOP + _MAP_HEIGHT + 18
-            parts.append(f'<text class="quiet" x="{x:.1f}" y="{y}" text-anchor="middle">{step}</text>')
+            parts.append(f'<text class="quiet" x="{x:.1f}" y="{y}" text-anchor="middle">{step:,}</text>')
     parts.append(f'<text class="quiet" x="{_LEFT - 8}" y="{_TOP + _MAP_HEIGHT + 18}" text-anchor="end">step</text>')
     return parts
 
 
-def _ticks(limit: int, count: int = 5) -> list[int]:
-    """Round numbers from 0 to ``limit``: powers of two for bytes, or 1, 2, 5 times a power of ten for few steps."""
+def _tick_text(nbytes: int) -> str:
+    """The size without digits that say nothing: ``256 KiB``, ``1.5 MiB``."""
+    number, unit = size_text(nbytes).split(" ")
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
+
+
+def _ticks(limit: int, count: int, *, binary: bool) -> list[int]:
+    """Round numbers from 0 to ``limit``: powers of two for bytes, or 1, 2, 5 times a power of ten for steps."""
     if limit <= 0:
         return [0]
-    bases = (1, 2, 5) if count > 5 else (1, 2, 4, 8)
-    power = 10 if count > 5 else 16
+    bases = (1, 2, 4, 8) if binary else (1, 2, 5)
+    power = 16 if binary else 10
     unit = 1
     while True:
         for base in bases:
@@ -148,7 +161,7 @@ def _rectangles(plan: Plan, scale: _Scale) -> list[str]:
         seam = ' class="storage"' if width > 4 and height > 4 else ""
         part = f'<rect{seam} {box} fill="{fill}"><title>{_text(hint)}</title></rect>'
         room = int((width - 8) / _LETTER)
-        if height >= 11.5 and room >= 3:
+        if height >= 11.5 and room >= min(len(storage.name), 5):
             name = storage.name if len(storage.name) <= room else storage.name[: room - 1] + "…"
             spot = f'x="{x + 4:.2f}" y="{y + min(height / 2 + 3.8, 14):.2f}"'
             part += f'<text class="label" {spot} style="fill: {text_colour(storage.role)}">{_text(name)}</text>'
@@ -179,13 +192,22 @@ def _live_curve(plan: Plan, scale: _Scale, top: int) -> list[str]:
         path += f"V{y(max(live[first:last])):.1f}H{scale.x(last):.1f}"
     peak = max(live)
     bound = y(plan.lower_bound_nbytes)
-    note = f"peak at step {live.index(peak)}: {size_text(peak)}; dashed: lower bound"
+    at, high = scale.x(live.index(peak) + 0.5), y(peak)
+    notes = [f"● peak {size_text(peak)} at step {live.index(peak):,}", "╌ lower bound"]
+    arena = ""
+    if plan.arena_nbytes > plan.lower_bound_nbytes:
+        notes.append("— arena")
+        arena = f'<path class="arena" d="M{_LEFT} {y(plan.arena_nbytes):.1f}H{_WIDTH - _RIGHT}"/>'
+    note = "   ".join(notes)
     return [
         f'<rect class="field" x="{_LEFT}" y="{top}" width="{_WIDTH - _RIGHT - _LEFT}" height="{_LIVE_HEIGHT}"/>',
         f'<path class="live" d="{path}V{base}Z"/>',
+        arena,
         f'<path class="bound" d="M{_LEFT} {bound:.1f}H{_WIDTH - _RIGHT}"/>',
+        f'<path class="at-peak" d="M{at:.1f} {_TOP}V{_TOP + _MAP_HEIGHT}M{at:.1f} {top}V{base}"/>',
+        f'<circle class="peak" cx="{at:.1f}" cy="{high:.1f}" r="4"/>',
         f'<text class="quiet" x="{_LEFT - 8}" y="{base}" text-anchor="end">live bytes</text>',
-        f'<text class="quiet" x="{_WIDTH - _RIGHT}" y="{top - 6}" text-anchor="end">{note}</text>',
+        f'<text class="quiet" x="{_WIDTH - _RIGHT}" y="{top - 6}" text-anchor="end" xml:space="preserve">{note}</text>',
     ]
 
 

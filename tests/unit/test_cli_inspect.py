@@ -172,3 +172,40 @@ def test_what_nobody_expected_is_not_hidden():
         raise ZeroDivisionError
     with pytest.raises(BrokenPipeError), one_line_errors():
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+# Two plans
+
+
+def test_two_plans_are_compared(saved, tmp_path):
+    other = tmp_path / "other.json"
+    save_plan(synthetic_plan(100), other)
+    result = run(saved, "--compare", other)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines[:9])) <= 100
+    assert lines[0].split() == ["plan.json", "other.json", "difference"]
+    steps = synthetic_plan(100).steps
+    assert lines[7].split() == ["steps", "4", str(steps), f"+{steps - 4}", f"(+{100 * (steps - 4) / 4:.1f}", "%)"]
+    assert "0 storages have the same name in both." in result.stdout
+    assert "Only in plan.json: 9, the largest grad_output (8.00 KiB)" in result.stdout
+    found = json.loads(run(saved, "--compare", other, "--json", "--html", tmp_path / "m.html").stdout)
+    assert found["compare"]["figures"]["steps"] == {"before": 4, "after": steps, "change": steps - 4}
+    assert found["compare"]["figures"]["arena_bytes"]["before"] == small_plan().arena_nbytes
+    assert found["compare"]["storages_in_both"] == 0
+    assert found["written"] == {"html": str(tmp_path / "m.html")}
+    assert "<title>Offset maps: plan.json and other.json</title>" in (tmp_path / "m.html").read_text()
+
+
+def test_a_plan_compared_with_itself_differs_in_nothing(saved):
+    found = json.loads(run(saved, "--compare", saved, "--json").stdout)["compare"]
+    assert {row["change"] for row in found["figures"].values()} == {0}
+    assert found["storages_in_both"] == 9
+    assert found["only_before"] == found["only_after"] == found["resized"] == []
+
+
+def test_a_plan_that_is_none_is_not_compared(saved, tmp_path):
+    result = run(saved, "--compare", tmp_path / "missing.json", "--html", tmp_path / "m.html")
+    assert result.exit_code == 2
+    assert "missing.json" in one_error(result)
+    assert not (tmp_path / "m.html").exists()

@@ -28,14 +28,22 @@ class Colours {
     this.deepest = 1;
     for (const { modules } of plans) for (const path of modules) this.deepest = Math.max(this.deepest, path.split(".").length);
     this.depth = 1;
-    while (this.depth < this.deepest && this.#moduleKeys().size < 4) this.depth++;
+    while (this.depth < this.deepest && this.#largestModule() > 0.4) this.depth++;
     this.regroup(false);
   }
 
-  #moduleKeys() {
-    const keys = new Set();
-    for (const plan of this.plans) for (const k of new Set(plan.module)) keys.add(this.#path(plan.modules[k]));
-    return keys;
+  /** The share of the storages with a module that the largest group at the present depth has. */
+  #largestModule() {
+    const counts = new Map();
+    let all = 0;
+    for (const plan of this.plans) {
+      const sizes = new Float64Array(plan.modules.length);
+      for (const k of plan.module) sizes[k]++;
+      plan.modules.forEach((path, k) => { if (path) { counts.set(this.#path(path), (counts.get(this.#path(path)) || 0) + sizes[k]); all += sizes[k]; } });
+    }
+    let most = 0;
+    for (const count of counts.values()) most = Math.max(most, count);
+    return all ? most / all : 0;
   }
   #path(path) { return path.split(".").slice(0, this.depth).join("."); }
 
@@ -61,16 +69,17 @@ class Colours {
       for (const group of found) this.groups[group].count++;
       return found;
     });
+    this.ramped = false;
     if (this.mode !== "role") this.#colour(dark);
     for (const group of this.groups) { group.ink = inkOn(group.colour); group.rgb = channels(group.colour); }
   }
 
   #colour(dark) {
-    const named = this.groups.filter(group => group.name !== "");
-    const palette = this.header.palette;
-    const [low, high] = dark ? [0.28, 1] : [0, 0.86];
+    const named = this.groups.filter(group => group.name !== ""), { palette } = this.header;
+    this.ramped = named.length > palette.length;
+    const [low, high] = dark ? [0.28, 1] : [0.14, 0.88];
     named.forEach((group, k) => {
-      group.colour = named.length <= palette.length ? palette[k] : ramp(low + (high - low) * k / (named.length - 1));
+      group.colour = !this.ramped ? palette[k] : ramp(low + (high - low) * k / (named.length - 1));
     });
     for (const group of this.groups) if (group.name === "") { group.colour = NEUTRAL; group.name = "(no module)"; }
   }
@@ -80,9 +89,9 @@ class Colours {
     const ground = channels(field);
     return {
       full: Uint32Array.from(this.groups, ({ rgb }) => packed(rgb)),
-      shade: Uint32Array.from(this.groups, ({ rgb }) => packed(blend(rgb, [0, 0, 0], 0.86))),
+      shade: Uint32Array.from(this.groups, ({ rgb }) => packed(blend(rgb, [0, 0, 0], 0.92))),
       faint: Uint32Array.from(this.groups, ({ rgb }) => packed(blend(rgb, ground, 0.16))),
     };
   }
-  stands(p, i, matches) { return (this.alone === null || this.alone === this.groupOf[p][i]) && (!matches || matches.has(i)); }
+  stands(p, i, matches) { return (this.alone === null || this.alone.has(this.groupOf[p][i])) && (!matches || matches.has(i)); }
 }

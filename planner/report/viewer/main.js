@@ -1,4 +1,6 @@
 // The page: plans, the view they share, and what the controls do to it.
+const MOST_SWATCHES = 60;
+
 class App {
   constructor(header, plans) {
     this.header = header;
@@ -224,19 +226,33 @@ class App {
     document.getElementById("difference").hidden = false;
   }
   legend() {
-    const list = document.getElementById("legend");
+    const list = document.getElementById("legend"), { groups, ramped, alone } = this.colours;
+    const shown = [...groups.keys()].filter(k => groups[k].count), name = k => shorten(groups[k].name, 40);
+    // A ramp of very many groups has a swatch for several in a row.
+    const each = ramped ? Math.ceil(shown.length / MOST_SWATCHES) : 1, parts = [];
+    for (let at = 0; at < shown.length; at += each) parts.push(shown.slice(at, at + each));
+    const end = text => make("li", text, { className: "end" });
     list.replaceChildren();
-    this.colours.groups.forEach((group, k) => {
-      if (!group.count) return;
-      const row = make("li"), button = make("button", undefined, { title: group.name + ": " + number(group.count) + " storages" });
-      const swatch = make("i", undefined, { className: "swatch" });
-      swatch.style.background = group.colour;
-      button.append(swatch, shorten(group.name, 40));
-      button.setAttribute("aria-pressed", String(this.colours.alone === k));
-      button.addEventListener("click", () => { this.colours.alone = this.colours.alone === k ? null : k; this.legend(); this.redraw(); });
+    list.classList.toggle("ramp", ramped);
+    if (ramped) list.append(end(name(shown[0])));
+    for (const part of parts) {
+      const row = make("li"), swatch = make("i", undefined, { className: "swatch" });
+      const label = name(part[0]) + (part.length > 1 ? " to " + name(part.at(-1)) : "");
+      const count = part.reduce((sum, k) => sum + groups[k].count, 0), pressed = alone !== null && alone.has(part[0]);
+      const button = make("button", undefined, { title: label + ": " + number(count) + (count === 1 ? " storage" : " storages") });
+      swatch.style.background = groups[part[Math.floor(part.length / 2)]].colour;
+      button.append(swatch);
+      if (ramped) button.setAttribute("aria-label", label); else button.append(label);
+      button.setAttribute("aria-pressed", String(pressed));
+      button.addEventListener("click", () => {
+        this.colours.alone = pressed ? null : new Set(part);
+        this.legend();
+        this.redraw();
+      });
       row.append(button);
       list.append(row);
-    });
+    }
+    if (ramped) list.append(end(alone === null ? name(shown.at(-1)) : "only " + list.querySelector("[aria-pressed=true]").ariaLabel));
     document.getElementById("mode").value = this.colours.mode;
     document.getElementById("depth-field").hidden = this.colours.mode !== "module" || this.colours.deepest < 2;
     if (document.activeElement !== document.getElementById("depth")) document.getElementById("depth").value = this.colours.depth;

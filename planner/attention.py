@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from planner.graph import Graph
+from planner.flash import ATTENTION_BACKWARD
+from planner.graph import Graph, Operation
 from planner.operators import MATMUL, base_name
 from planner.plan import Formula
 
@@ -10,8 +11,12 @@ from planner.plan import Formula
 def attention_formula(graph: Graph) -> Formula | None:
     """The formulas' values if the graph holds exactly one softmax backward fed by one batched product, else ``None``.
 
-    S is the size of the softmax's gradient, X that of the product's left operand, the gradient of the context.
+    S is the size of the softmax's gradient, X that of the product's left operand, the gradient of the context. Of a
+    fused attention they are read off its backward.
     """
+    fused = [o for o in graph.operations if o.operator == ATTENTION_BACKWARD]
+    if fused:
+        return _fused_formula(graph, fused[0]) if len(fused) == 1 else None
     softmaxes = [o for o in graph.operations if base_name(o.operator) == "_softmax_backward_data"]
     if len(softmaxes) != 1 or softmaxes[0].outputs[0] is None:
         return None
@@ -28,8 +33,16 @@ def attention_formula(graph: Graph) -> Formula | None:
                 context = graph.tensors[operation.reads[0]].numel
     if context is None:
         return None
-    extent = max(scores.numel, 3 * context)
+    return _formula(scores.numel, context, scores.itemsize)
+
+
+def _fused_formula(graph: Graph, operation: Operation) -> Formula:
+    incoming, q, k = (graph.tensors[index] for index in operation.reads[:3])
+    return _formula(q.numel // max(q.shape[3], 1) * k.shape[2], incoming.numel, q.itemsize)
+
+
+def _formula(scores: int, context: int, itemsize: int) -> Formula:
     return Formula(
-        target=extent * scores.itemsize,
-        lightseq2=(3 * context + max(3 * context, scores.numel)) * scores.itemsize,
+        target=max(scores, 3 * context) * itemsize,
+        lightseq2=(3 * context + max(3 * context, scores)) * itemsize,
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
 
+from planner.flash import ATTENTION_DELTA, FUSED, tiling
 from planner.graph import Operation, Tensor, TensorRef
 
 COPY = "arenaplan.copy"
@@ -170,7 +171,7 @@ def has_out_form(operator: str) -> bool:
 def accepts_strides(operator: str) -> bool:
     """Whether the kernel reads and writes strided views without a copy of its own."""
     found = facts(operator)
-    return operator in (COPY, FILL, MATMUL, ARANGE) or (found is not None and found.strided)
+    return operator in (COPY, FILL, MATMUL, ARANGE) or operator in FUSED or (found is not None and found.strided)
 
 
 def needs_dense(operator: str) -> bool:
@@ -291,6 +292,8 @@ def workspaces(operation: Operation, tensors: Sequence[Tensor]) -> tuple[Scratch
     operands = [tensors[index] for index in operation.reads]
     if not operands or operands[0].numel == 0:
         return ()
+    if operation.operator in FUSED:
+        return _attention_scratch(operation, tensors)
     name = base_name(operation.operator)
     if name in ("native_layer_norm", "native_layer_norm_backward"):
         source = operands[0]
@@ -345,6 +348,16 @@ def split_axis(shape: tuple[int, ...]) -> int | None:
     """The axis that a large sum to one number is first done across, or ``None`` if it has only one."""
     axes = [axis for axis, size in enumerate(shape) if size > 1]
     return axes[0] if len(axes) > 1 else None
+
+
+def _attention_scratch(operation: Operation, tensors: Sequence[Tensor]) -> tuple[Scratch, ...]:
+    """The tiles of every lane; for the row sums two chunks of rows."""
+    if operation.operator == ATTENTION_DELTA:
+        _, heads, length, width = tensors[operation.reads[0]].shape
+        rows = min(length, max(CHUNK_NUMEL // (heads * width), 1))
+        return (Scratch((2, heads * width * rows), accumulator(tensors[operation.reads[0]].dtype)),)
+    tiles = tiling(operation, tensors)
+    return () if tiles is None else (Scratch((tiles.lanes, tiles.numel), tiles.dtype),)
 
 
 def _partial_sums(source: Tensor, output: Tensor) -> tuple[Scratch, ...]:

@@ -13,6 +13,7 @@ from planner.budget import parse_nbytes
 from planner.colouring import colour
 from planner.errors import ShapeError, StrategyError
 from planner.fitting import Fitting, smallest, within
+from planner.flash import FUSED
 from planner.graph import Graph
 from planner.inplace import permanent_order
 from planner.lifetimes import chains, lifetimes
@@ -32,7 +33,7 @@ from planner.schedule import schedules
 from planner.variants import Variant, measured
 from planner.verify import verify
 
-STRATEGIES = ("auto", "materialized", "sliced", "traced")
+STRATEGIES = ("auto", "materialized", "sliced", "fused", "traced")
 #: Slicing that is a stage of another strategy, and left out where there is nothing to slice.
 _ALSO_SLICED = "also sliced"
 #: What a strategy tries in turn to keep a budget; the others are one stage.
@@ -60,8 +61,9 @@ def plan(
         budget: the arena may not be larger, bytes or ``"8GiB"``. Tried in turn until it fits: in place and reordered,
             sliced, recomputed; of recomputed programs that fit, the one that computes least again.
         alignment: every offset is a multiple of it, bytes, a power of two of at least 16.
-        strategy: ``"materialized"``, ``"sliced"`` (the attention matrix a few slices at a time), ``"traced"`` (nothing
-            rewritten or reordered), or ``"auto"``, the smallest arena of all.
+        strategy: ``"materialized"``, ``"sliced"`` (the attention matrix a few slices at a time), ``"fused"`` (none at
+            all; the graph must be traced with ``attention="fused"``), ``"traced"`` (nothing rewritten or reordered),
+            or ``"auto"``, the smallest arena of all.
         slices: (batch, head) slices in flight when sliced; by default as many as stay in cache.
         donate: whether saved activations, inputs and incoming gradients are free space once dead.
         recompute: whether operators may run again in the backward: without a budget cheap ones, where that lowers the
@@ -84,6 +86,12 @@ def plan(
     say = progress or (lambda _: None)
     capacity = None if budget is None else parse_nbytes(budget)
     base = dense_operands(add_casts(canonical(graph)))
+    fused = any(operation.operator in FUSED for operation in base.operations)
+    label = "fused" if fused and strategy != "traced" else None
+    if strategy == "fused":
+        if not fused:
+            raise StrategyError(strategy, 'the graph has no fused attention; trace it with attention="fused"')
+        strategy = "materialized"  # nothing of an attention is left to materialise
 
     def coloured(variant: Variant, capacity: int | None) -> Colouring:
         say(f"colouring {variant.strategy}: {len(variant.found)} storages")
@@ -105,6 +113,8 @@ def plan(
     if best is None:
         raise StrategyError(strategy, "the graph has no operation it applies to")
     finished = _finish(graph, *best, alignment, attention_formula(base))
+    if label is not None and finished.slices is None:
+        finished = replace(finished, strategy=label)
     verify(finished, graph)
     return replace(finished, plan_seconds=time.perf_counter() - started)
 
@@ -156,8 +166,6 @@ def _coloured(
 def _check_options(alignment: int, strategy: str, slices: int | None) -> None:
     if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 16 or alignment & (alignment - 1):
         raise ShapeError("alignment", alignment, "it must be a power of two of at least 16")
-    if strategy == "fused":
-        raise StrategyError(strategy, "it needs kernels that this version does not have; use sliced")
     if strategy not in STRATEGIES:
         raise StrategyError(strategy, f"it is unknown; use one of {', '.join(STRATEGIES)}")
     if slices is not None and (not isinstance(slices, int) or slices < 1):

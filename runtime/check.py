@@ -7,14 +7,18 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 
+from planner.flash import FUSED
 from planner.graph import Graph
 from planner.plan import Placement, Plan, padded
+from planner.trace.fused import attention_as
+from runtime.attention_reference import reference_attention
 from runtime.executor import ArenaRuntime
 from runtime.measure import allocations
 
@@ -85,7 +89,7 @@ class _Errors:
             if (ours is None) != (reference is None):
                 self._note(name, float("inf"), float("inf"))
             return
-        self.tolerance = max(self.tolerance, TOLERANCE.get(reference.dtype, 0.0))
+        self.tolerance = max(self.tolerance, TOLERANCE.get(ours.dtype, 0.0))
         if not reference.numel():
             return
         wide = torch.complex128 if reference.is_complex() else torch.float64
@@ -123,6 +127,9 @@ def check_against_eager(
 ) -> Check:
     """Run ``steps`` steps of the plan and of eager from the same seeds and compare everything.
 
+    Where the graph has fused attentions, they are compared with the definition in float64 and the same dropout mask
+    (`runtime.attention_reference`), everything round them with eager as ever.
+
     Args:
         module, inputs, loss: what was traced, with real data.
         graph, plan: its trace and its plan.
@@ -132,12 +139,16 @@ def check_against_eager(
     eager = copy.deepcopy(module) if isinstance(module, torch.nn.Module) else module
     run = ArenaRuntime(plan, device=device)
     errors = _Errors()
+    fused = any(operation.operator in FUSED for operation in graph.operations)
     ours_seconds: list[float] = []
     eager_seconds: list[float] = []
     for step in range(max(steps, 2)):
         torch.manual_seed(seed + step)
         values = pytree.tree_map(lambda leaf: _redrawn(leaf, fresh_inputs), inputs)
-        reference, reference_inputs, grad_outputs, seconds = _eager_step(eager, values, graph, loss, seed + step)
+        with attention_as(reference_attention) if fused else nullcontext():
+            reference, reference_inputs, grad_outputs, seconds = _eager_step(eager, values, graph, loss, seed + step)
+        if fused:
+            seconds = _eager_step(copy.deepcopy(eager), values, graph, loss, seed + step)[3]
         eager_seconds.append(seconds)
         torch.manual_seed(seed + step)
         ours, ours_inputs, seconds = _planned_step(run, values, graph, grad_outputs)
@@ -182,13 +193,17 @@ def spread(plan: Plan) -> Plan:
 
 
 def _noise_floor(reference: dict[str, Any]) -> float:
-    """A thousandth of the largest gradient's norm: a gradient that is zero but for rounding is held to that."""
-    norms = [
-        item.detach().double().norm().item()
+    """A part of the largest gradient's norm: a gradient that is zero but for rounding is held to that.
+
+    A thousandth, or the dtype's rounding where that is larger.
+    """
+    gradients = [
+        item.detach()
         for name, item in reference.items()
         if isinstance(item, torch.Tensor) and not name.startswith("output.") and item.is_floating_point()
     ]
-    return 1e-3 * max((norm for norm in norms if math.isfinite(norm)), default=0.0)
+    norms = [max(1e-3, torch.finfo(item.dtype).eps) * item.double().norm().item() for item in gradients]
+    return max((norm for norm in norms if math.isfinite(norm)), default=0.0)
 
 
 def _redrawn(leaf: Any, fresh: bool) -> Any:

@@ -11,6 +11,7 @@ import copy
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,8 +25,10 @@ from torch.fx import GraphModule
 from planner.graph import Graph, Role, Storage, Tensor
 from planner.pipeline import plan
 from planner.plan import Plan
-from planner.trace import lower_fx
+from planner.trace import ATTENTIONS, lower_fx
+from planner.trace.fused import attention_as
 from runtime.arena import Arena
+from runtime.errors import InputError
 from runtime.executor import ArenaRuntime
 
 #: Input shapes a compiled graph keeps plans for; the one unused for longest is planned again when it comes back.
@@ -33,19 +36,31 @@ MOST_SHAPES = 16
 ALIGNMENT = 256
 
 
-def backend(module: GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def backend(
+    module: GraphModule, _example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
     """The backend that ``torch.compile`` finds under the name ``arenaplan``.
+
+    Args:
+        module: Dynamo's graph.
+        options: ``{"attention": "fused"}`` holds no attention matrix where PyTorch's attention is called.
 
     Every set of concrete input shapes is planned when it first comes, so that dynamic dimensions need no symbolic plan.
     """
-    return _Compiled(module)
+    given = dict(options or {})
+    attention = given.pop("attention", "math")
+    if given or attention not in ATTENTIONS:
+        unknown = ", ".join(given) or f"attention={attention!r}"
+        raise InputError("options", f'{unknown} is unknown; use {{"attention": "math"}} or {{"attention": "fused"}}')
+    return _Compiled(module, attention)
 
 
 class _Compiled:
     """A Dynamo graph with a planned version for each set of input shapes."""
 
-    def __init__(self, module: GraphModule) -> None:
+    def __init__(self, module: GraphModule, attention: str) -> None:
         self.module = module
+        self.attention = attention
         self._read = _read_as_numbers(module)
         self._versions: OrderedDict[tuple[Any, ...], Callable[..., Any]] = OrderedDict()
 
@@ -54,7 +69,8 @@ class _Compiled:
         key = (torch.is_grad_enabled(), *numbers.values(), *(_kind(argument) for argument in arguments))
         version = self._versions.get(key)
         if version is None:
-            version = _Planner().compile(_with_numbers(self.module, numbers), arguments)
+            with attention_as() if self.attention == "fused" else nullcontext():
+                version = _Planner().compile(_with_numbers(self.module, numbers), arguments)
             self._versions[key] = version
             while len(self._versions) > MOST_SHAPES:
                 self._versions.popitem(last=False)

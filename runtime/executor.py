@@ -13,7 +13,7 @@ from planner.plan import Plan
 from planner.verify import verify
 from runtime.arena import Arena
 from runtime.errors import ArenaError, InputError
-from runtime.kernels import Call, Context, bind
+from runtime.kernels import Call, Context, attention_eager, bind  # noqa: F401
 from runtime.lanes import Section
 
 

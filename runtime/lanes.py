@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from runtime.kernels import Call
+from runtime.kernels.binding import Call
 
 
 class Section:
@@ -15,6 +15,10 @@ class Section:
 
     def __init__(self, lanes: list[list[Call]]) -> None:
         self.lanes = lanes
+
+    def __call__(self) -> None:
+        """Run the lanes one after the other: what a section within a lane does."""
+        self.run(1)
 
     def run(self, threads: int) -> None:
         """Run the lanes on ``threads`` threads, each with an equal share of them for ATen's own parallel loops."""

@@ -40,6 +40,7 @@ class TrainingStep:
         example_batch: a tuple of the model's positional inputs and the target, or a dict of keyword inputs.
         optimizer: if given, every step ends with ``optimizer.step()`` and cleared gradients.
         device, strategy, budget, recompute: as `planner.plan`.
+        attention: as `planner.trace`: ``"fused"`` holds no attention matrix where the model calls PyTorch's attention.
         progress: called with a line of text while planning.
 
     After a step each parameter's ``grad`` is a view of the arena; as in PyTorch, a step adds to gradients that were
@@ -58,6 +59,7 @@ class TrainingStep:
         optimizer: torch.optim.Optimizer | None = None,
         device: str = "cpu",
         strategy: str = "auto",
+        attention: str = "math",
         budget: str | int | None = None,
         recompute: bool = True,
         progress: Callable[[str], None] | None = None,
@@ -66,6 +68,7 @@ class TrainingStep:
         self.optimizer = optimizer
         self._program = _Program(model, loss_fn)
         self._options: dict[str, Any] = {"strategy": strategy, "budget": budget, "recompute": recompute}
+        self._attention = attention
         self._device = device
         self._progress = progress
         self._runs: OrderedDict[tuple[Any, ...], ArenaRuntime] = OrderedDict()
@@ -131,7 +134,7 @@ class TrainingStep:
         return run
 
     def _planned(self, inputs: tuple[Any, ...] | dict[str, Any]) -> ArenaRuntime:
-        graph = trace(self._program, inputs, loss=_identity, mode="joint")
+        graph = trace(self._program, inputs, loss=_identity, mode="joint", attention=self._attention)
         made = plan(graph, progress=self._progress, **self._options)
         if self._arena is None or self._arena.nbytes < made.arena_nbytes:
             self._grow(made)

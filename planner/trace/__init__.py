@@ -14,6 +14,7 @@ from planner.trace.capture import Captured, capture
 from planner.trace.lower import lower
 
 MODES = ("backward", "joint", "forward")
+ATTENTIONS = ("math", "fused")
 
 
 def trace(
@@ -23,6 +24,7 @@ def trace(
     loss: Callable[[Any], Any] | None = None,
     wrt: Sequence[str] | None = None,
     mode: str = "backward",
+    attention: str = "math",
 ) -> Graph:
     """Trace ``module`` on ``example_inputs`` into a `Graph` of ATen operators; no data is touched.
 
@@ -34,13 +36,17 @@ def trace(
             inputs). Default: every parameter and input that requires a gradient.
         mode: ``"backward"`` (inputs are the saved activations, then the incoming gradients), ``"joint"`` (forward
             and backward; incoming gradients, if no loss is given, follow the module's inputs) or ``"forward"``.
+        attention: what ``F.scaled_dot_product_attention`` is traced as: ``"math"``, the operators it is defined by,
+            or ``"fused"``, one operator that holds no attention matrix. Its dropout mask is not eager's.
 
     Raises:
         TraceError: the program depends on data, has sparse gradients, writes through overlapping views, ….
     """
     if mode not in MODES:
         raise TraceError("the mode", f"{mode!r} is unknown", f"use one of {', '.join(MODES)}")
-    captured = capture(module, example_inputs, loss=loss, wrt=wrt, mode=mode)
+    if attention not in ATTENTIONS:
+        raise TraceError("attention", f"{attention!r} is unknown", f"use one of {', '.join(ATTENTIONS)}")
+    captured = capture(module, example_inputs, loss=loss, wrt=wrt, mode=mode, attention=attention)
     graph = lower(captured)
     check_graph(graph)
     return graph
@@ -79,4 +85,4 @@ def lower_fx(module: GraphModule) -> Graph:
     return graph
 
 
-__all__ = ["MODES", "lower_fx", "trace"]
+__all__ = ["ATTENTIONS", "MODES", "lower_fx", "trace"]

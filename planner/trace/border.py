@@ -208,8 +208,14 @@ def _forward(
                 "forward", "the module's parameters have no data (meta)", "trace a module with real parameters"
             )
         placeholders = [*states, *leaves, *([None] * len(captured.grad_output_names))]
-        with torch.no_grad():
-            outputs, kept = module(*placeholders)
+        try:
+            with torch.no_grad():
+                outputs, kept = module(*placeholders)
+        except NotImplementedError as error:
+            if "arenaplan::" not in str(error):
+                raise
+            cause = "the fused attention has no kernel for these tensors"
+            raise TraceError("forward", cause, "import runtime.kernels, and pass tensors on the CPU") from error
         return captured.rebuild(list(outputs)), tuple(kept)
 
     return forward

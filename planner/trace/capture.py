@@ -10,7 +10,7 @@ import linecache
 import logging
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.stateless import _reparametrize_module
 
 from planner.errors import TraceError
+from planner.trace.fused import attention_as
 from planner.trace.origins import Origins
 
 _TORCH_ROOT = str(Path(torch.__file__).parent)
@@ -75,6 +76,7 @@ def capture(
     loss: Callable[[Any], Any] | None,
     wrt: Sequence[str] | None,
     mode: str,
+    attention: str = "math",
 ) -> Captured:
     """Trace; arguments as `planner.trace.trace`."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -127,7 +129,8 @@ def capture(
         return outputs, list(gradients)
 
     # Without oneDNN, recurrent layers are traced as the products they consist of.
-    with fake, sdpa_kernel(SDPBackend.MATH), _without_onednn(), _refusals():
+    routed = attention_as() if attention == "fused" else nullcontext()
+    with fake, sdpa_kernel(SDPBackend.MATH), _without_onednn(), _refusals(), routed:
         grad_outputs: list[torch.Tensor] = []
         if mode != "forward" and loss is None:
             grad_outputs, found.grad_output_names = _grad_outputs(call, states, inputs)

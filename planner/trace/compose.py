@@ -283,6 +283,7 @@ TABLE: Mapping[str, Lowering] = MappingProxyType(
         **dict.fromkeys(("aten::all", "aten::all.dim", "aten::all.dims"), _extreme("aten.amin.default")),
         **{f"aten::{operator}": _copied_then(_in_place(operator)) for operator in _IN_PLACE},
         **dict.fromkeys(("aten::rand_like", "aten::rand"), _drawn("aten.uniform_.default")),
+        "aten::random": _drawn("aten.random_.default"),
         **dict.fromkeys(("aten::randn_like", "aten::randn"), _drawn("aten.normal_.default")),
     }
 )

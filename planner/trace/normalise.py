@@ -11,7 +11,7 @@ import torch
 from planner.errors import TraceError
 from planner.graph import Role, TensorRef, dense_strides
 from planner.operators import ARANGE
-from planner.trace import compose
+from planner.trace import compose, fused
 
 if TYPE_CHECKING:
     from planner.trace.lower import Builder
@@ -286,6 +286,8 @@ TABLE: Mapping[str, Lowering] = MappingProxyType(
         "aten::repeat": _repeat,
         "aten::fill_.Tensor": _copy_into,
         **dict.fromkeys(("aten::arange", "aten::arange.start", "aten::arange.start_step"), _arange),
+        "arenaplan::attention": fused.lower_attention,
+        "arenaplan::attention_backward": fused.lower_attention_backward,
         **compose.TABLE,
         "aten::resize_": _RESIZED,
         "aten::set_.source_Tensor": _RESIZED,

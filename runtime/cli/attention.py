@@ -33,6 +33,11 @@ class StrategyName(StrEnum):
     FUSED = "fused"
     TRACED = "traced"
 
+    @property
+    def traced(self) -> str:
+        """What PyTorch's attention is traced as, for this strategy."""
+        return "fused" if self is StrategyName.FUSED else "math"
+
 
 def attention(
     batch: Annotated[int, typer.Option("-B", "--batch", help="Batch size.")],
@@ -69,9 +74,10 @@ def attention(
             dropout=dropout,
             fused=not separate,
             causal=causal,
+            sdpa=strategy is StrategyName.FUSED,
             device=device if run else "meta",
         )
-        graph = trace(module, (x,), mode=pass_name.value)
+        graph = trace(module, (x,), mode=pass_name.value, attention=strategy.traced)
         planned = plan(
             graph,
             budget=budget,

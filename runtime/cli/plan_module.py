@@ -41,7 +41,7 @@ def plan_module(
         require_device(device)
         with redirect_stdout(sys.stderr):  # what the user's code prints is not the result
             module, inputs, loss = load_factory(target)
-            graph = trace(module, inputs, loss=loss, mode=pass_name.value)
+            graph = trace(module, inputs, loss=loss, mode=pass_name.value, attention=strategy.traced)
         planned = plan(
             graph,
             budget=budget,

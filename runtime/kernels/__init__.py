@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from planner.flash import ATTENTION, ATTENTION_BACKWARD, ATTENTION_DELTA
 from planner.graph import Operation
 from planner.operators import ARANGE, COPY, CROSS_ENTROPY_BACKWARD, FILL, MATMUL, base_name, is_elementwise
 from runtime.errors import UnknownOperatorError
 from runtime.kernels import (
     aten,
+    attention,
     basic,
     batchnorm,
     bernoulli,
@@ -27,6 +29,9 @@ from runtime.kernels.binding import Binder, Call, Context
 TABLE: Mapping[str, Binder] = MappingProxyType(
     {
         ARANGE: creation.bind_arange,
+        ATTENTION: attention.bind_attention,
+        ATTENTION_BACKWARD: attention.bind_attention_backward,
+        ATTENTION_DELTA: attention.bind_attention_delta,
         COPY: basic.bind_copy,
         CROSS_ENTROPY_BACKWARD: cross_entropy.bind_cross_entropy_backward,
         FILL: basic.bind_fill,

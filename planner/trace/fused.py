@@ -44,14 +44,12 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-@torch.library.register_fake("arenaplan::attention")
-def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _shapes(q: torch.Tensor, _k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     out = heads_inside(q, (*q.shape[:3], v.shape[3]))
     return out, q.new_empty(q.shape[:3], dtype=statistics_dtype(q.dtype))
 
 
-@torch.library.register_fake("arenaplan::attention_backward")
-def _(
+def _backward_shapes(
     _grad_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     one, two, three = (heads_inside(tensor, tuple(tensor.shape)) for tensor in (q, k, v))
@@ -74,6 +72,8 @@ def _backward(ctx: Any, grad_out: torch.Tensor | None, _grad_lse: torch.Tensor |
     return (*grads, *nothing)
 
 
+torch.library.register_fake("arenaplan::attention", _shapes)
+torch.library.register_fake("arenaplan::attention_backward", _backward_shapes)
 torch.library.register_autograd("arenaplan::attention", _backward, setup_context=_setup)
 
 #: ``(q, k, v, mask, seed, dropout, scale, causal)`` → the attention's result.
@@ -174,7 +174,9 @@ def lower_attention_backward(builder: Builder, node: torch.fx.Node) -> bool:
     if statistics is None or not isinstance(out, TensorRef):
         return False
     shape = statistics.shape
-    delta = builder.fresh(f"{node.name}.delta", shape, dense_strides(shape), accumulator(builder.tensors[out.tensor].dtype))
+    delta = builder.fresh(
+        f"{node.name}.delta", shape, dense_strides(shape), accumulator(builder.tensors[out.tensor].dtype)
+    )
     builder.emit(node, ATTENTION_DELTA, (grad_out, out), (), (delta,))
     results = _results(builder, node)
     builder.emit(node, ATTENTION_BACKWARD, (grad_out, q, k, v, lse, TensorRef(delta), *settings), (), results)

@@ -274,9 +274,7 @@ def bind_attention_backward(operation: Operation, context: Context) -> list[Call
         for h in range(0, heads, found.tiles.heads)
     ]
     lanes = _lanes(operation, context, found.tiles)
-    return [
-        Section([[partial(_backward, found, given, lane, tasks[k :: len(lanes)])] for k, lane in enumerate(lanes)])
-    ]
+    return [Section([[partial(_backward, found, given, lane, tasks[k :: len(lanes)])] for k, lane in enumerate(lanes)])]
 
 
 def _backward(found: _Attention, given: _Backward, lane: Lane, tasks: list[tuple[int, slice]]) -> None:

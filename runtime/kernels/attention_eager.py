@@ -68,6 +68,6 @@ def perform(operator: str, arguments: tuple[Any, ...], outputs: tuple[torch.Tens
             call() if run is None else run(threads)
 
 
-_LIBRARY = torch.library.Library("arenaplan", "IMPL")
-_LIBRARY.impl("attention", attention, "CPU")
-_LIBRARY.impl("attention_backward", attention_backward, "CPU")
+_LIBRARY = torch.library.Library("arenaplan", "IMPL")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("attention", attention, "CPU")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("attention_backward", attention_backward, "CPU")  # type: ignore[no-untyped-call]

@@ -33,14 +33,20 @@ _C7, _C6, _C5, _C4, _C3, _C2 = _C[7], _C[6], _C[5], _C[4], _C[3], _C[2]
 _ONE, _HALF, _ZERO = np.float32(1), np.float32(0.5), np.float32(0)
 
 
-@intrinsic
-def _float_of_bits(_context: Any, bits: Any) -> Any:
-    """The float32 with these 32 bits."""
+def _same_bits(source: Any, target: Any, kind: Any) -> Any:
+    """A compiled function that takes a number's 32 bits for those of another type."""
 
-    def code(_codegen: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.FloatType())
+    def reinterpret(_context: Any, _value: Any) -> Any:
+        def code(_codegen: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            return builder.bitcast(arguments[0], kind)
 
-    return types.float32(types.int32), code
+        return target(source), code
+
+    return intrinsic(reinterpret)
+
+
+_float_of_bits = _same_bits(types.int32, types.float32, ir.FloatType())
+_bits_of_float = _same_bits(types.float32, types.int32, ir.IntType(32))
 
 
 def _exponential(x: Any) -> Any:
@@ -59,7 +65,7 @@ def _wide_exponential(x: Any) -> Any:
 
 
 def _narrow_exponential(x: Any) -> Any:
-    """exp of a float32 that is at most 88, within 2 ulp: 2ⁿ times the Taylor polynomial of what is left."""
+    """The exponential of a float32 that is at most 88: 2ⁿ times the Taylor polynomial of what is left."""
     n = np.floor(x * _LOG2E + _HALF)
     r = (x - n * _LN2_HIGH) - n * _LN2_LOW
     p = _C7
@@ -97,16 +103,6 @@ def random_words(words: Any, low: Any, high: Any, group: Any, row: Any, head: An
         words[4 * g + 1] = c1
         words[4 * g + 2] = c2
         words[4 * g + 3] = c3
-
-
-@intrinsic
-def _bits_of_float(_context: Any, value: Any) -> Any:
-    """The 32 bits of a float32 as an integer."""
-
-    def code(_codegen: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.int32(types.float32), code
 
 
 def _largest(row: Any) -> Any:
@@ -161,8 +157,19 @@ def _keep(row: Any, words: Any, threshold: Any) -> None:
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def softmax_tile(
-    scores: Any, bias: Any, biased: bool, causal: bool, most: Any, total: Any, out: Any, words: Any,
-    seed: tuple[int, int], threshold: int, head: int, first_row: int, first_column: int,
+    scores: Any,
+    bias: Any,
+    biased: bool,
+    causal: bool,
+    most: Any,
+    total: Any,
+    out: Any,
+    words: Any,
+    seed: tuple[int, int],
+    threshold: int,
+    head: int,
+    first_row: int,
+    first_column: int,
 ) -> None:
     """Scores of a tile to unnormalised weights, dropped ones 0; ``most``, ``total`` and ``out`` follow the maximum.
 
@@ -181,7 +188,7 @@ def softmax_tile(
                 _add_bias(row, bias[g, i, :seen])
             old = most[g, i]
             largest = _largest(row)
-            new = largest if largest > old else old
+            new = max(old, largest)
             summed = _exponentials(row, new)
             if new != old:
                 shrink = _exponential(old - new)
@@ -191,9 +198,7 @@ def softmax_tile(
                 most[g, i] = new
             total[g, i] += summed
             if threshold > 0:
-                random_words(
-                    words, seed[0], seed[1], first_column // 4, first_row + i, head + g, (seen + 3) // 4
-                )
+                random_words(words, seed[0], seed[1], first_column // 4, first_row + i, head + g, (seen + 3) // 4)
                 _keep(row, words, limit)
 
 
@@ -217,8 +222,20 @@ def _dropped_gradients(row: Any, dp: Any, lse: Any, delta: Any, words: Any, thre
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def softmax_backward_tile(
-    scores: Any, dp: Any, bias: Any, biased: bool, causal: bool, lse: Any, delta: Any, words: Any,
-    seed: tuple[int, int], threshold: int, factor: float, head: int, first_row: int, first_column: int,
+    scores: Any,
+    dp: Any,
+    bias: Any,
+    biased: bool,
+    causal: bool,
+    lse: Any,
+    delta: Any,
+    words: Any,
+    seed: tuple[int, int],
+    threshold: int,
+    factor: float,
+    head: int,
+    first_row: int,
+    first_column: int,
 ) -> None:
     """Scores to (dropped) weights, and the weights' gradients to the scores' gradients; a weight of 0 has gradient 0.
 
@@ -237,9 +254,7 @@ def softmax_backward_tile(
             if biased:
                 _add_bias(row, bias[g, i, :seen])
             if threshold > 0:
-                random_words(
-                    words, seed[0], seed[1], first_column // 4, first_row + i, head + g, (seen + 3) // 4
-                )
+                random_words(words, seed[0], seed[1], first_column // 4, first_row + i, head + g, (seen + 3) // 4)
                 _dropped_gradients(row, gradient, lse[g, i], delta[g, i], words, limit, wide)
             else:
                 _gradients(row, gradient, lse[g, i], delta[g, i])
@@ -249,7 +264,8 @@ def softmax_backward_tile(
 def take_nonfinite(total: Any, weights: Any, values: Any, clean: Any, alpha: float) -> None:
     """``clean = values`` without its NaN and infinities, whose products with weights other than 0 go to ``total``.
 
-    ``total``: (heads, rows, width); ``weights``: (heads, rows, columns); ``values``, ``clean``: (heads, columns, width).
+    ``total``: (heads, rows, width); ``weights``: (heads, rows, columns); ``values``, ``clean``: (heads, columns,
+    width).
     """
     heads, columns, width = values.shape
     for g in range(heads):

@@ -8,29 +8,24 @@ from __future__ import annotations
 import torch
 
 _WORD = 0xFFFFFFFF
-_ROUNDS = 7
+_ROUNDS = 10
 
 
-def random_words(seed: int, batch_heads: int, rows: int, columns: int) -> torch.Tensor:
-    """``(batch · heads, rows, columns)`` words of Philox4x32 (Salmon et al., 2011), 7 rounds, as int64.
+def random_words(seed: int, rows: int, columns: int) -> torch.Tensor:
+    """``(rows, columns)`` words of 31 bits, of Philox4x32-10 (Salmon et al., 2011), as int64.
 
-    Column j of row i is word ``j % 4`` of the counter ``(j // 4, i, batch · heads + head, 0)`` under the seed's halves.
+    Column j of row i is word ``j % 4`` of the counter ``i · ⌈columns / 4⌉ + j // 4``.
     """
     groups = -(-columns // 4)
-    shape = (batch_heads, rows, groups)
-    counter = [
-        torch.arange(groups).expand(shape),
-        torch.arange(rows)[:, None].expand(shape),
-        torch.arange(batch_heads)[:, None, None].expand(shape),
-        torch.zeros(shape, dtype=torch.int64),
-    ]
+    place = torch.arange(rows * groups)
+    counter = [place & _WORD, place >> 32, torch.zeros_like(place), torch.zeros_like(place)]
     key = [seed & _WORD, (seed >> 32) & _WORD]
     for _ in range(_ROUNDS):
         high, low = _product(counter[0], 0xD2511F53)
         other_high, other_low = _product(counter[2], 0xCD9E8D57)
         counter = [other_high ^ counter[1] ^ key[0], other_low, high ^ counter[3] ^ key[1], low]
         key = [(key[0] + 0x9E3779B9) & _WORD, (key[1] + 0xBB67AE85) & _WORD]
-    return torch.stack(counter, -1).flatten(2)[:, :, :columns]
+    return torch.stack(counter, -1).view(rows, 4 * groups)[:, :columns] >> 1
 
 
 def _product(words: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,8 +37,8 @@ def _product(words: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tens
 def kept_weights(seed: torch.Tensor, probability: float, shape: tuple[int, ...]) -> torch.Tensor:
     """Which weights of ``(batch, heads, rows, columns)`` dropout keeps."""
     batch, heads, rows, columns = shape
-    words = random_words(int(seed.reshape(-1)[0].item()), batch * heads, rows, columns)
-    return (words >= min(round(probability * 2**32), _WORD)).view(shape)
+    words = random_words(int(seed.reshape(-1)[0].item()), batch * heads * rows, columns)
+    return (words >= min(round(probability * 2**31), 2**31 - 1)).view(shape)
 
 
 def reference_attention(

@@ -199,6 +199,8 @@ def _forward(
                 batch * found.q.shape[1] + heads.start,
                 rows.start,
                 j,
+                found.q.shape[2],
+                found.k.shape[2],
             )
             add_product(lane, result, scores, v, masked=found.masked)
         attention_loops.finish_rows(
@@ -362,6 +364,8 @@ def _backward_tile(
         batch * found.q.shape[1] + heads.start,
         rows.start,
         columns.start,
+        found.q.shape[2],
+        found.k.shape[2],
     )
     if given.grad_v is not None:
         torch.baddbmm(dv, scores.transpose(1, 2), incoming, out=dv)

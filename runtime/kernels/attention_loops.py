@@ -1,9 +1,10 @@
 """The compiled loops of attention on a CPU: softmax of a tile of scores, its backward, and dropout's random words.
 
 Dropout is counter-based: whether a weight is kept depends on the seed and its own position alone, so nothing is stored
-and the backward finds the same mask. The generator is Philox4x32 with 7 rounds (Salmon et al., Parallel Random
-Numbers: As Easy as 1, 2, 3, 2011, which finds 7 rounds to pass BigCrush): counter (column // 4, row, batch · heads +
-head, 0), key the seed's two halves; word ``column % 4`` decides, kept if it is at least p · 2³².
+and the backward finds the same mask. It is the mask of the Triton kernels (`runtime.kernels.triton.philox`) for the
+weights as rows of one matrix: Philox4x32-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011), element
+``(row, column)`` takes word ``column % 4`` of the counter ``row · ⌈columns / 4⌉ + column // 4``, kept if the upper 31
+bits are at least p · 2³¹.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numba.extending import intrinsic, overload
 
 #: Multipliers and key increments of Philox4x32 (Salmon et al., 2011, table 2).
 PHILOX = (0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85)
-ROUNDS = 7
+ROUNDS = 10
 
 _A, _B = np.uint64(PHILOX[0]), np.uint64(PHILOX[1])
 _KEY_A, _KEY_B = np.uint32(PHILOX[2]), np.uint32(PHILOX[3])
@@ -81,12 +82,13 @@ def _narrow_exponential(x: Any) -> Any:
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def random_words(words: Any, low: Any, high: Any, group: Any, row: Any, head: Any, groups: int) -> None:
-    """``words[4 g + w] = word w`` of the counter (group + g, row, head, 0) for ``groups`` counters."""
+def random_words(words: Any, low: Any, high: Any, counter: Any, groups: int) -> None:
+    """``words[4 g + w] = word w`` of the counter ``counter + g``, for ``groups`` of them; 31 bits each."""
     for g in range(groups):
-        c0 = np.uint32(group + g)
-        c1 = np.uint32(row)
-        c2 = np.uint32(head)
+        place = np.uint64(counter) + np.uint64(g)
+        c0 = np.uint32(place)
+        c1 = np.uint32(place >> np.uint64(32))
+        c2 = np.uint32(0)
         c3 = np.uint32(0)
         k0 = np.uint32(low)
         k1 = np.uint32(high)
@@ -99,10 +101,10 @@ def random_words(words: Any, low: Any, high: Any, group: Any, row: Any, head: An
             c3 = np.uint32(one)
             k0 = np.uint32(k0 + _KEY_A)
             k1 = np.uint32(k1 + _KEY_B)
-        words[4 * g] = c0
-        words[4 * g + 1] = c1
-        words[4 * g + 2] = c2
-        words[4 * g + 3] = c3
+        words[4 * g] = c0 >> np.uint32(1)
+        words[4 * g + 1] = c1 >> np.uint32(1)
+        words[4 * g + 2] = c2 >> np.uint32(1)
+        words[4 * g + 3] = c3 >> np.uint32(1)
 
 
 def _largest(row: Any) -> Any:
@@ -170,13 +172,17 @@ def softmax_tile(
     head: int,
     first_row: int,
     first_column: int,
+    length: int,
+    all_columns: int,
 ) -> None:
     """Scores of a tile to unnormalised weights, dropped ones 0; ``most``, ``total`` and ``out`` follow the maximum.
 
+    The tile starts at ``(first_row, first_column)`` of ``head``, a matrix of ``length`` by ``all_columns``.
     ``scores``, ``bias``: (heads, rows, columns); ``most``, ``total``: (heads, rows); ``out``: (heads, rows, width).
     """
     heads, rows, columns = scores.shape
     limit = np.uint32(threshold)
+    per_row = (all_columns + 3) // 4
     for g in range(heads):
         for i in range(rows):
             seen = min(max(first_row + i - first_column + 1, 0), columns) if causal else columns
@@ -198,7 +204,8 @@ def softmax_tile(
                 most[g, i] = new
             total[g, i] += summed
             if threshold > 0:
-                random_words(words, seed[0], seed[1], first_column // 4, first_row + i, head + g, (seen + 3) // 4)
+                counter = ((head + g) * length + first_row + i) * per_row + first_column // 4
+                random_words(words, seed[0], seed[1], counter, (seen + 3) // 4)
                 _keep(row, words, limit)
 
 
@@ -236,13 +243,17 @@ def softmax_backward_tile(
     head: int,
     first_row: int,
     first_column: int,
+    length: int,
+    all_columns: int,
 ) -> None:
     """Scores to (dropped) weights, and the weights' gradients to the scores' gradients; a weight of 0 has gradient 0.
 
-    ``scores``, ``dp``, ``bias``: (heads, rows, columns); ``lse``, ``delta``: (heads, rows).
+    The tile lies as in `softmax_tile`. ``scores``, ``dp``, ``bias``: (heads, rows, columns); ``lse``, ``delta``:
+    (heads, rows).
     """
     heads, rows, columns = scores.shape
     limit = np.uint32(threshold)
+    per_row = (all_columns + 3) // 4
     wide = scores.dtype.type(factor)
     for g in range(heads):
         for i in range(rows):
@@ -254,7 +265,8 @@ def softmax_backward_tile(
             if biased:
                 _add_bias(row, bias[g, i, :seen])
             if threshold > 0:
-                random_words(words, seed[0], seed[1], first_column // 4, first_row + i, head + g, (seen + 3) // 4)
+                counter = ((head + g) * length + first_row + i) * per_row + first_column // 4
+                random_words(words, seed[0], seed[1], counter, (seen + 3) // 4)
                 _dropped_gradients(row, gradient, lse[g, i], delta[g, i], words, limit, wide)
             else:
                 _gradients(row, gradient, lse[g, i], delta[g, i])

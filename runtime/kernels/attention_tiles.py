@@ -56,7 +56,7 @@ class Dropout:
     """Which weights are dropped: those whose random word is below ``threshold``; the others are scaled.
 
     Attributes:
-        threshold: p · 2³², 0 if nothing is dropped.
+        threshold: p · 2³¹, 0 if nothing is dropped.
         factor: 1 / (1 − p).
         seed: one int64, drawn anew for every forward.
     """
@@ -70,7 +70,7 @@ class Dropout:
         """Dropout of a probability at least 0 and below 1."""
         if seed is None or probability <= 0:
             return Dropout(0, 1.0, None)
-        return Dropout(min(round(probability * 2**32), 2**32 - 1), 1 / (1 - probability), seed)
+        return Dropout(min(round(probability * 2**31), 2**31 - 1), 1 / (1 - probability), seed)
 
     def halves(self) -> tuple[int, int]:
         """The seed's low and high 32 bits."""

@@ -209,7 +209,8 @@ def _pinned(graph: Graph, kept: list[_Saved]) -> tuple[Graph, dict[str, int]]:
             place[name] = len(storages)
             storages.append(Storage(name, saved.nbytes, Role.SAVED))
             pins[name] = saved.offset
-        moved[old] = (place[name], saved.view.offset)
+        # Several saved tensors may be views of one storage here too, each at an offset of its own.
+        moved.setdefault(old, (place[name], saved.view.offset - graph.tensors[port.tensor].offset))
     for index, tensor in enumerate(tensors):
         if tensor.storage in moved:
             home, shift = moved[tensor.storage]

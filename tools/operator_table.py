@@ -54,7 +54,9 @@ def row(name: str, facts: Facts) -> str:
 def render() -> str:
     """The page."""
     table = "".join(row(name, facts) for name, facts in sorted(FACTS.items()))
-    lowered = sorted(name.removeprefix("aten::") for name in normalise.TABLE if name not in REFUSED)
+    lowered = sorted(
+        name.removeprefix("aten::") for name in normalise.TABLE if name.startswith("aten::") and name not in REFUSED
+    )
     return INTRODUCTION + table + COMPOSED + ", ".join(f"`{name}`" for name in lowered) + ".\n"
 
 

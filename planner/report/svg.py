@@ -2,49 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from html import escape
-from itertools import pairwise
 
 from planner.plan import Plan
 from planner.report.colours import ROLE_COLOURS, role_text, text_colour
 from planner.report.facts import handed_over, live_nbytes, size_text
+from planner.report.svg_parts import LETTER, STYLE, columns, tick_text, ticks, xml_text
 
 #: Larger plans show the storages that cover most of the map; the HTML report shows all.
 MOST_RECTANGLES = 10_000
 _WIDTH, _LEFT, _RIGHT, _TOP = 960, 86, 18, 58
 _MAP_HEIGHT, _LIVE_HEIGHT, _BETWEEN = 400, 84, 40
-_LETTER = 6.2  # Width of a letter of the labels, pixels.
-#: Characters that XML cannot hold at all.
-_UNPRINTABLE = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_STYLE = """
-text { font: 11px system-ui, sans-serif; fill: #1f2328 }
-.title { font-size: 15px; font-weight: 600 }
-.quiet { fill: #59636e }
-.label { pointer-events: none }
-.ground { fill: #ffffff }
-.field { fill: #f3f4f6 }
-.line { stroke: #c8ccd2; fill: none }
-.storage { stroke: #ffffff; stroke-width: .6 }
-.live { fill: #4269d0; fill-opacity: .35; stroke: #4269d0 }
-.bound { stroke: #b3261e; stroke-dasharray: 5 4; fill: none }
-.arena { stroke: #1f2328; fill: none }
-.peak { fill: #b3261e; stroke: none }
-.at-peak { stroke: #b3261e; stroke-dasharray: 2 3; fill: none }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3 }
-  .quiet { fill: #9198a1 }
-  .ground { fill: #0d1117 }
-  .field { fill: #171c24 }
-  .line { stroke: #3d444d }
-  .storage { stroke: #0d1117 }
-  .live { fill: #8fabf5; stroke: #8fabf5 }
-  .bound, .at-peak { stroke: #ff8a80 }
-  .arena { stroke: #e6edf3 }
-  .peak { fill: #ff8a80 }
-}
-"""
 
 
 def offset_map_svg(plan: Plan) -> str:
@@ -56,11 +24,11 @@ def offset_map_svg(plan: Plan) -> str:
     height = legend_top + 20
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}">',
-        f"<title>{_text(_title(plan))}</title>",
-        f"<style>{_STYLE}</style>",
+        f"<title>{xml_text(_title(plan))}</title>",
+        f"<style>{STYLE}</style>",
         f'<rect class="ground" width="{_WIDTH}" height="{height}"/>',
-        f'<text class="title" x="{_LEFT}" y="24">{_text(_title(plan))}</text>',
-        f'<text class="quiet" x="{_LEFT}" y="42">{_text(_subtitle(plan))}</text>',
+        f'<text class="title" x="{_LEFT}" y="24">{xml_text(_title(plan))}</text>',
+        f'<text class="quiet" x="{_LEFT}" y="42">{xml_text(_subtitle(plan))}</text>',
         *_map_axes(plan, scale),
         *_rectangles(plan, scale),
         *_live_curve(plan, scale, live_top),
@@ -104,39 +72,19 @@ def _subtitle(plan: Plan) -> str:
 def _map_axes(plan: Plan, scale: _Scale) -> list[str]:
     right = _WIDTH - _RIGHT
     parts = [f'<rect class="field" x="{_LEFT}" y="{_TOP}" width="{right - _LEFT}" height="{_MAP_HEIGHT}"/>']
-    for offset in _ticks(plan.arena_nbytes, count=7, binary=True):
+    for offset in ticks(plan.arena_nbytes, count=7, binary=True):
         y = scale.y(offset)
         parts.append(f'<path class="line" d="M{_LEFT - 5} {y:.1f}H{_LEFT}"/>')
         parts.append(
-            f'<text class="quiet" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{_tick_text(offset)}</text>'
+            f'<text class="quiet" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick_text(offset)}</text>'
         )
-    for step in _ticks(plan.steps, count=12, binary=False):
+    for step in ticks(plan.steps, count=12, binary=False):
         if step < plan.steps:
             x = scale.x(step + 0.5 if plan.steps <= 40 else step)
             y = _TOP + _MAP_HEIGHT + 18
             parts.append(f'<text class="quiet" x="{x:.1f}" y="{y}" text-anchor="middle">{step:,}</text>')
     parts.append(f'<text class="quiet" x="{_LEFT - 8}" y="{_TOP + _MAP_HEIGHT + 18}" text-anchor="end">step</text>')
     return parts
-
-
-def _tick_text(nbytes: int) -> str:
-    """The size without digits that say nothing: ``256 KiB``, ``1.5 MiB``."""
-    number, unit = size_text(nbytes).split(" ")
-    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
-
-
-def _ticks(limit: int, count: int, *, binary: bool) -> list[int]:
-    """Round numbers from 0 to ``limit``: powers of two for bytes, or 1, 2, 5 times a power of ten for steps."""
-    if limit <= 0:
-        return [0]
-    bases = (1, 2, 4, 8) if binary else (1, 2, 5)
-    power = 16 if binary else 10
-    unit = 1
-    while True:
-        for base in bases:
-            if limit <= unit * base * count:
-                return list(range(0, limit + 1, unit * base))
-        unit *= power
 
 
 def _rectangles(plan: Plan, scale: _Scale) -> list[str]:
@@ -159,12 +107,12 @@ def _rectangles(plan: Plan, scale: _Scale) -> list[str]:
         box = f'x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.4):.2f}" height="{max(height, 0.4):.2f}"'
         fill = ROLE_COLOURS[storage.role]
         seam = ' class="storage"' if width > 4 and height > 4 else ""
-        part = f'<rect{seam} {box} fill="{fill}"><title>{_text(hint)}</title></rect>'
-        room = int((width - 8) / _LETTER)
+        part = f'<rect{seam} {box} fill="{fill}"><title>{xml_text(hint)}</title></rect>'
+        room = int((width - 8) / LETTER)
         if height >= 11.5 and room >= min(len(storage.name), 5):
             name = storage.name if len(storage.name) <= room else storage.name[: room - 1] + "…"
             spot = f'x="{x + 4:.2f}" y="{y + min(height / 2 + 3.8, 14):.2f}"'
-            part += f'<text class="label" {spot} style="fill: {text_colour(storage.role)}">{_text(name)}</text>'
+            part += f'<text class="label" {spot} style="fill: {text_colour(storage.role)}">{xml_text(name)}</text>'
         found.append((width * height, index, part))
     hidden = len(found) - MOST_RECTANGLES
     if hidden > 0:
@@ -185,11 +133,9 @@ def _live_curve(plan: Plan, scale: _Scale, top: int) -> list[str]:
         return base - _LIVE_HEIGHT * nbytes / highest
 
     # One level for each half pixel at most, the largest of its steps.
-    columns = min(plan.steps, 2 * (_WIDTH - _LEFT - _RIGHT))
-    edges = [column * plan.steps // columns for column in range(columns + 1)]
     path = f"M{_LEFT} {base}"
-    for first, last in pairwise(edges):
-        path += f"V{y(max(live[first:last])):.1f}H{scale.x(last):.1f}"
+    for last, most in columns(live, 2 * (_WIDTH - _LEFT - _RIGHT)):
+        path += f"V{y(most):.1f}H{scale.x(last):.1f}"
     peak = max(live)
     bound = y(plan.lower_bound_nbytes)
     at, high = scale.x(live.index(peak) + 0.5), y(peak)
@@ -216,7 +162,7 @@ def _names_height(plan: Plan) -> int:
     if not 0 < len(plan.graph.operations) <= 40:
         return 0
     longest = max(len(operation.name) for operation in plan.graph.operations)
-    return 10 + int(min(longest, 18) * _LETTER * 0.65)
+    return 10 + int(min(longest, 18) * LETTER * 0.65)
 
 
 def _operation_names(plan: Plan, scale: _Scale, top: int) -> list[str]:
@@ -226,7 +172,7 @@ def _operation_names(plan: Plan, scale: _Scale, top: int) -> list[str]:
         name = operation.name if len(operation.name) <= 18 else operation.name[:17] + "…"
         parts.append(
             f'<text class="quiet" x="{x:.1f}" y="{y}" text-anchor="end" transform="rotate(-40 {x:.1f} {y})">'
-            f"{_text(name)}</text>"
+            f"{xml_text(name)}</text>"
         )
     return parts
 
@@ -238,9 +184,5 @@ def _legend(plan: Plan, top: int) -> list[str]:
         if role in roles:
             parts.append(f'<rect x="{x:.0f}" y="{top - 10}" width="11" height="11" rx="2" fill="{colour}"/>')
             parts.append(f'<text x="{x + 16:.0f}" y="{top}">{role_text(role)}</text>')
-            x += 16 + _LETTER * len(role_text(role)) + 18
+            x += 16 + LETTER * len(role_text(role)) + 18
     return parts
-
-
-def _text(text: str) -> str:
-    return escape(_UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text))

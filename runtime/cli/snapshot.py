@@ -14,6 +14,8 @@ import typer
 from rich.console import Console
 
 from planner.colouring import colour
+from planner.files import write_whole
+from planner.report.history_svg import history_svg
 from planner.report.history_text import DeviceReport, history_json, history_text
 from planner.snapshot import as_problem, device_figures, read_snapshot, replay, write_problem
 from planner.snapshot.problem import ARENA_ALIGNMENT
@@ -25,6 +27,9 @@ def snapshot(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A memory snapshot: pickled, or as JSON.")],
     device: Annotated[int | None, typer.Option(metavar="N", help="Only this device.")] = None,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the trace as a problem for `pack`.")] = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a picture: memory as it was, and the planned arena.")
+    ] = None,
     top: Annotated[int, typer.Option(min=0, max=10_000, help="Blocks and places to name at the peak.")] = 10,
     alignment: Annotated[int, typer.Option(help="Bytes every offset of the arena is a multiple of.")] = ARENA_ALIGNMENT,
     time_limit: Annotated[float, typer.Option(help="Seconds to search for the arena of a device.")] = 60.0,
@@ -39,13 +44,17 @@ def snapshot(
             raise CallError(f"--alignment {alignment}: use a power of two, such as {ARENA_ALIGNMENT}")
         taken = read_snapshot(file)
         chosen = _chosen(taken, device)
-        if csv is not None and len(chosen) > 1:
-            numbers = ", ".join(str(record.device) for record in chosen)
-            raise CallError(f"--csv {csv}: the file has the devices {numbers}; choose one with --device")
+        for option, path in (("--csv", csv), ("--svg", svg)):
+            if path is not None and len(chosen) > 1:
+                numbers = ", ".join(str(record.device) for record in chosen)
+                raise CallError(f"{option} {path}: the file has the devices {numbers}; choose one with --device")
         taken = replace(taken, devices=())
         reports = []
         while chosen:  # Events are let go before the packing, which takes memory of its own.
             reports.append(_report(chosen, alignment, time_limit, top, csv))
+        if svg is not None:
+            write_whole(svg, history_svg(reports[0], f"{file.name}, device {reports[0].history.device}").encode())
+            say(f"wrote {svg}")
         if as_json:
             print(json.dumps(history_json(taken, reports), indent=2))
         else:

@@ -61,7 +61,8 @@ class _Picture:
         self.report = report
         history, packing = report.history, report.packing
         arena = 0 if packing is None else packing.peak_nbytes
-        self.most = max(report.figures.peak_reserved_nbytes, report.figures.peak_live_nbytes, arena, 1)
+        highest = max(report.figures.peak_reserved_nbytes, report.figures.peak_live_nbytes, arena, 1)
+        self.most = highest + highest // 16  # Room above the highest line.
         self.placed = [block for block in history.blocks if block.nbytes]
         self.names = [self._name(block) for block in self.placed]
         weight: dict[str, int] = defaultdict(int)

@@ -75,18 +75,19 @@ def _device(report: DeviceReport) -> list[str]:
         peaks = sum(figures.stream_peaks_nbytes.values())
         note = f"{len(figures.stream_peaks_nbytes)} streams: an arena for each would need this or more"
         row("sum of stream peaks", peaks, note)
-    lines += [_oom_text(failure) for failure in report.history.out_of_memory]
+    for failure in report.history.out_of_memory:
+        lines += _oom_text(failure)
     when = f"at the peak (step {figures.peak_step})" if figures.events else "at the end"
     if figures.by_category:
-        parts = ", ".join(f"{group.name} {size_text(group.nbytes)}" for group in figures.by_category)
-        lines += ["", f"  By category {when}: {parts}"]
+        lines += ["", f"  By category {when}", *map(_group_text, figures.by_category)]
     if figures.by_place:
         lines += ["", f"  Where the most bytes {when} were allocated", *map(_group_text, figures.by_place)]
     if figures.largest:
         lines += ["", f"  Largest blocks {when}", *(_holder_text(holder, report) for holder in figures.largest)]
     if report.history.findings:
         lines += ["", "  What does not add up, or was not recorded"]
-        lines += [f"    {finding.kind} ({finding.count:,}): {finding.message}" for finding in report.history.findings]
+        for finding in report.history.findings:
+            lines += [f"    {finding.kind} ({finding.count:,})", f"      {finding.message}"]
     return lines
 
 
@@ -98,11 +99,13 @@ def _saving(figures: DeviceFigures, packing: Colouring) -> list[str]:
     return [f"  {'planning saves':<18}{size_text(saved):>12}  {share:.1%} of peak reserved"]
 
 
-def _oom_text(failure: OutOfMemory) -> str:
-    left = f"{size_text(failure.reserved_nbytes)} reserved, {size_text(failure.free_nbytes)} left on the device"
-    verdict = "it would have fitted unfragmented" if failure.fits_unfragmented else "it would not have fitted at all"
-    live = f"{size_text(failure.live_nbytes)} alive"
-    return f"  out of memory at step {failure.step}: {size_text(failure.nbytes)} asked for; {live}, {left}: {verdict}"
+def _oom_text(failure: OutOfMemory) -> list[str]:
+    live, reserved = size_text(failure.live_nbytes), size_text(failure.reserved_nbytes)
+    verdict = "would have fitted unfragmented" if failure.fits_unfragmented else "would not have fitted at all"
+    return [
+        f"  out of memory at step {failure.step}: {size_text(failure.nbytes)} asked for, which {verdict}:",
+        f"    {live} alive, {reserved} reserved, {size_text(failure.free_nbytes)} left on the device",
+    ]
 
 
 def _group_text(group: Group) -> str:

@@ -41,7 +41,7 @@ def user_place(frames: Frames) -> Place | None:
     """
     found = places(frames, _LOOKED_AT)
     for place in found:
-        file = place.file.replace("\\", "/")
+        file = "/" + place.file.replace("\\", "/")
         standard = _STANDARD_LIBRARY in file and not any(part in file for part in _INSTALLED)
         if file.endswith(".py") and _TORCH not in file and not standard:
             return place

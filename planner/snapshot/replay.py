@@ -86,7 +86,10 @@ class Replay:
 
 def replay(record: DeviceRecord) -> Replay:
     """Rebuild the lifetimes of one device."""
-    history = _History(record.segments)
+    actions = {event.action for event in record.events}
+    history = _History(
+        record.segments, "free_requested" in actions, "free_completed" in actions, _pending(record.segments)
+    )
     check_segments(record.segments, history.findings)
     for step, event in enumerate(record.events, 1):
         history.take(step, event)
@@ -140,6 +143,9 @@ class _History:
     """The state between two events: what is alive, by address."""
 
     segments: Sequence[Segment]
+    has_requests: bool
+    has_completions: bool
+    pending: frozenset[int]
     blocks: list[Block] = field(default_factory=list)
     live: dict[int, Block] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
@@ -188,13 +194,20 @@ class _History:
             self.findings.add("freed twice", f"address {event.address:#x} at step {step}")
         else:
             block.requested_step = step
+        if not self.has_completions and event.address not in self.pending:
+            self.findings.add("not recorded", "the history has no free_completed; free_requested is taken for it")
+            block.death = step
+            del self.live[event.address]
 
     def _free_completed(self, step: int, event: Event) -> None:
         block = self._freed(step, event)
         if block is None:
             return
         if block.requested_step is None and block.birth:
-            self.findings.add("freed without a request", f"address {event.address:#x} at step {step}")
+            if self.has_requests:
+                self.findings.add("freed without a request", f"address {event.address:#x} at step {step}")
+            else:
+                self.findings.add("not recorded", "the history has no free_requested; waiting for streams is unknown")
         block.death = step
         del self.live[event.address]
 
@@ -240,6 +253,12 @@ class _History:
         for block in self.live.values():
             block.death = steps
         return tuple(sorted(self.blocks, key=lambda block: block.birth))
+
+
+def _pending(segments: Sequence[Segment]) -> frozenset[int]:
+    """Addresses of blocks that waited for another stream when the snapshot was taken."""
+    held = _active(segments)
+    return frozenset(address for address, (_, block) in held.items() if block.state != "active_allocated")
 
 
 _SEGMENT_ACTIONS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}

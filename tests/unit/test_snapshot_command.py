@@ -144,7 +144,7 @@ def test_a_failure_is_explained(tmp_path):
     path = tmp_path / "oom.pickle"
     path.write_bytes(pickle.dumps(snapshot_of(allocator), protocol=4))
     assert "24.00 MiB asked for" in run(path).stdout
-    assert "would have fitted unfragmented" in run(path).stdout
+    assert "24.00 MiB asked for, which would have fitted unfragmented" in run(path).stdout
     (failure,) = json.loads(run(path, "--json").stdout)["devices"][0]["out_of_memory"]
     assert failure["fits_unfragmented"] is True
     assert failure["requested_bytes"] == 24 * MIB

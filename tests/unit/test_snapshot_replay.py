@@ -399,6 +399,19 @@ def test_a_block_waiting_for_a_stream_is_alive_until_it_is_complete(tmp_path):
     assert history.findings == ()
 
 
+@pytest.mark.parametrize("left_out", ["free_requested", "free_completed"])
+def test_a_history_that_leaves_out_an_action_still_frees(left_out, tmp_path):
+    """``_record_memory_history(skip_actions=[...])`` does that."""
+    value = trained()
+    whole = device_figures(replayed(value, tmp_path))
+    value["device_traces"][0] = [one for one in value["device_traces"][0] if one["action"] != left_out]
+    history = replayed(value, tmp_path)
+    assert kinds(history) == {"not recorded"}
+    assert left_out in history.findings[0].message
+    assert device_figures(history).peak_live_nbytes == whole.peak_live_nbytes
+    assert device_figures(history).end_live_nbytes == whole.end_live_nbytes
+
+
 def test_running_out_of_memory_says_whether_fragmentation_was_at_fault(tmp_path):
     allocator = CachingAllocator(capacity=64 * MIB)
     blocks = [allocator.alloc(5 * MIB) for _ in range(12)]

@@ -9,7 +9,7 @@ from planner.problem import Colouring
 from planner.report.facts import size_text
 from planner.report.history_text import DeviceReport
 from planner.report.svg import MOST_RECTANGLES
-from planner.report.svg_parts import LETTER, STYLE, columns, ticks, xml_text
+from planner.report.svg_parts import LETTER, STYLE, columns, tick_text, ticks, xml_text
 from planner.snapshot.figures import place_name
 from planner.snapshot.frames import user_place
 from planner.snapshot.replay import Block
@@ -92,10 +92,10 @@ class _Picture:
 
     def field(self, top: int, heading: str) -> list[str]:
         parts = [f'<rect class="field" x="{_LEFT}" y="{top}" width="{_FIELD}" height="{_HEIGHT}"/>']
-        for nbytes in ticks(self.most):
+        for nbytes in ticks(self.most, count=7, binary=True):
             y = top + _HEIGHT - self.height(nbytes)
             parts.append(f'<path class="line" d="M{_LEFT - 5} {y:.1f}H{_LEFT}"/>')
-            label = size_text(nbytes)
+            label = tick_text(nbytes)
             parts.append(f'<text class="quiet" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
         parts.append(f'<text class="quiet" x="{_LEFT}" y="{top - 7}">{heading}</text>')
         return parts
@@ -150,7 +150,7 @@ class _Picture:
 
     def steps(self, top: int) -> list[str]:
         parts = [f'<text class="quiet" x="{_LEFT - 8}" y="{top + 18}" text-anchor="end">event</text>']
-        for step in ticks(self.report.history.steps, count=12):
+        for step in ticks(self.report.history.steps, count=12, binary=False):
             if step < self.report.history.steps:
                 mark = f'x="{self.x(step):.1f}" y="{top + 18}" text-anchor="middle"'
                 parts.append(f'<text class="quiet" {mark}>{step:,}</text>')

@@ -6,6 +6,7 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -57,11 +58,11 @@ def test_the_recorded_files_name_no_path_of_the_machine_they_come_from():
                 assert frame["filename"].startswith(("examples/", "torch/", "/usr/lib/python3/", "??"))
 
 
-def test_the_plan_the_page_shows_is_the_plan():
-    """The whole step planned anew from the example's module: its arena as in the table."""
+def graph_of_the_example() -> tuple[Any, Any]:
+    """The example's file as a module, and its step traced."""
     import importlib.util
 
-    from planner import plan, trace
+    from planner import trace
 
     spec = importlib.util.spec_from_file_location("out_of_memory_example", ROOT / "examples" / "03_out_of_memory.py")
     assert spec is not None
@@ -69,7 +70,23 @@ def test_the_plan_the_page_shows_is_the_plan():
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     model, inputs, loss = example.factory("meta")
-    planned = plan(trace(model, inputs, loss=loss, mode="joint"))
+    return example, trace(model, inputs, loss=loss, mode="joint")
+
+
+@pytest.mark.slow
+def test_the_budget_the_page_names_is_kept():
+    from planner import plan
+
+    planned = plan(graph_of_the_example()[1], budget="300MiB")
+    assert f"this step takes\n{planned.arena_nbytes / 2**20:.2f} MiB" in PAGE
+
+
+def test_the_plan_the_page_shows_is_the_plan():
+    """The whole step planned anew from the example's module: its arena as in the table."""
+    from planner import plan
+
+    example, graph = graph_of_the_example()
+    planned = plan(graph)
     shown = f"{planned.arena_nbytes / 2**20:.2f}"
     assert f"| the step planned | {shown} |" in PAGE
     assert f"{shown} MiB  one allocation" in BLOCKS[next(call for call in BLOCKS if call.startswith("plan "))]

@@ -154,7 +154,8 @@ def facts(operator: str) -> Facts | None:
 
 def is_random(operator: str) -> bool:
     """Whether the operator draws from the generator, so that its order among its like must not change."""
-    return operator.startswith("aten.") and base_name(operator).startswith(_RANDOM)
+    name = base_name(operator)
+    return operator.startswith("aten.") and name.startswith(_RANDOM) and not name.endswith("_backward")
 
 
 def is_elementwise(operator: str) -> bool:

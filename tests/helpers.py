@@ -68,7 +68,10 @@ def joint_equals_eager(
             named = dict(module.named_parameters()) if isinstance(module, torch.nn.Module) else {}
             named |= {f"input.{k}": item for k, item in enumerate(inputs) if isinstance(item, torch.Tensor)}
             gradients = torch.autograd.grad(
-                wanted, [named[port.name] for port in graph.gradients], incoming, allow_unused=True
+                wanted,
+                [named[port.name] for port in graph.gradients],
+                [item.clone() for item in incoming],  # a backward may change what it is handed
+                allow_unused=True,
             )
             torch.manual_seed(step)
             outputs, ours = run(*inputs, *incoming, poison=True)

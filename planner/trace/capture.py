@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -27,7 +28,8 @@ from planner.trace.fused import attention_as
 from planner.trace.origins import Origins
 
 _TORCH_ROOT = str(Path(torch.__file__).parent)
-_OWN_ROOT = str(Path(__file__).parent)
+#: This package, and the module that puts a user's model and loss together.
+_OWN = (str(Path(__file__).parent), str(Path(__file__).parents[2] / "runtime" / "training.py"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ def capture(
     found = _Found()
     origins = Origins(module)
 
-    def call(states: dict[str, torch.Tensor], inputs: dict[str, torch.Tensor]) -> Any:
+    # `_user_frames` knows it by its name.
+    def forward(states: dict[str, torch.Tensor], inputs: dict[str, torch.Tensor]) -> Any:
         filled = [inputs.get(name, leaf) for name, leaf in zip(input_names, leaves, strict=True)]
         arguments, keywords = pytree.tree_unflatten(filled, spec)
         if isinstance(module, torch.nn.Module):
@@ -106,7 +109,8 @@ def capture(
     def program(
         states: dict[str, torch.Tensor], inputs: dict[str, torch.Tensor], grad_outputs: list[torch.Tensor]
     ) -> tuple[list[Any], list[Any]]:
-        outputs, found.outputs_spec = pytree.tree_flatten(call(states, inputs))
+        _keep_user_frames()
+        outputs, found.outputs_spec = pytree.tree_flatten(forward(states, inputs))
         found.output_count = len(outputs)
         if mode == "forward":
             origins.finish()
@@ -133,7 +137,7 @@ def capture(
     with fake, sdpa_kernel(SDPBackend.MATH), _without_onednn(), _refusals(), routed:
         grad_outputs: list[torch.Tensor] = []
         if mode != "forward" and loss is None:
-            grad_outputs, found.grad_output_names = _grad_outputs(call, states, inputs)
+            grad_outputs, found.grad_output_names = _grad_outputs(forward, states, inputs)
         with origins.noted():
             traced = make_fx(program, tracing_mode="real", record_stack_traces=True)(states, inputs, grad_outputs)
 
@@ -155,6 +159,8 @@ def capture(
     )
 
 
+CONTROL_FLOW = "it is control flow, whose path or number of turns only the data decide"
+CONTROL_FLOW_REMEDY = "choose with torch.where, write a loop of fixed length in Python, or run it outside the module"
 _NO_GRADIENT = 'call requires_grad_() on an input or parameter, or trace with mode="forward"'
 
 
@@ -294,6 +300,22 @@ def _grad_outputs(
     return gradients, names
 
 
+def _keep_user_frames() -> None:
+    """Record the user's own frames with every operation; torch.fx would keep only those of methods called `forward`."""
+    mode = get_proxy_mode()
+    if mode is not None:
+        mode.tracer.__dict__["_filter_traceback_frames"] = _user_frames  # of this tracer only
+
+
+def _user_frames(frames: traceback.StackSummary) -> traceback.StackSummary:
+    """The frames below this module's own `forward`; none in the backward, whose lines are those of its forward."""
+    first = next((place for place, frame in enumerate(frames) if frame.filename == __file__), len(frames))
+    inside = [frame for frame in frames[first:] if is_user_file(frame.filename)]
+    if not any(frame.filename == __file__ and frame.name == "forward" for frame in frames[first:]):
+        inside = []
+    return traceback.StackSummary.from_list(inside)
+
+
 def _last_node_name() -> str | None:
     mode = get_proxy_mode()
     if mode is None:
@@ -318,6 +340,9 @@ def _refusals() -> Iterator[None]:
     except Exception as error:
         source = _user_frame(traceback.extract_tb(error.__traceback__))
         kind = type(error).__name__
+        flow = _control_flow(error.__traceback__)
+        if flow:
+            raise TraceError(f"torch.{flow}", CONTROL_FLOW, CONTROL_FLOW_REMEDY, source) from error
         operation = str(getattr(error, "func", "") or "the module")
         if kind in {"DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode"}:
             raise TraceError(
@@ -351,8 +376,14 @@ def _user_frame(frames: traceback.StackSummary) -> str:
     return ""
 
 
+def _control_flow(frames: TracebackType | None) -> str:
+    """The control-flow operator (`while_loop`, `scan`, …) in which an error was raised, or ``""``."""
+    inside = [Path(frame.filename) for frame in traceback.extract_tb(frames)]
+    return next((file.stem for file in inside if file.parent.name == "_higher_order_ops"), "")
+
+
 def is_user_file(filename: str) -> bool:
     """Whether a stack frame's file is the user's own."""
-    return not filename.startswith((_TORCH_ROOT, _OWN_ROOT, "<")) or (
-        filename.startswith("<") and bool(linecache.getlines(filename))
-    )
+    if filename.startswith("<"):
+        return not filename.startswith("<eval_with_key>") and bool(linecache.getlines(filename))
+    return not filename.startswith((_TORCH_ROOT, *_OWN))

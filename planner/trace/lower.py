@@ -29,9 +29,9 @@ from planner.graph import (
     TensorRef,
     dense_strides,
 )
-from planner.operators import COPY, FILL, is_random
+from planner.operators import COPY, FILL, base_name, is_random
 from planner.trace import normalise
-from planner.trace.capture import Captured, is_user_file
+from planner.trace.capture import CONTROL_FLOW, CONTROL_FLOW_REMEDY, Captured, is_user_file
 from planner.trace.origins import module_of
 
 _MAKE = "make it outside and pass it in, or register it as a buffer"
@@ -53,6 +53,8 @@ def lower(captured: Captured) -> Graph:
             builder.placeholder(node, *ports.placeholder(node))
         elif node.op == "get_attr":
             value = getattr(captured.module, str(node.target))
+            if isinstance(value, torch.nn.Module):
+                continue  # the body of a control-flow operator, which is refused where it is called
             if not isinstance(value, torch.Tensor):
                 cause = f"it uses a {type(value).__name__} of its own"
                 raise TraceError(str(node.target), cause, "use the default generator, and tensors or numbers")
@@ -196,6 +198,8 @@ class Builder:
                 if picked is not None:
                     self.tensor_of[node] = picked
             return
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise TraceError(f"torch.{node.target}", CONTROL_FLOW, CONTROL_FLOW_REMEDY, source_of(node))
         if not isinstance(node.target, torch._ops.OpOverload):
             raise TraceError(str(node.target), "it is no ATen operator", "report this as a bug", source_of(node))
         if _is_scalar_read(node, value):
@@ -208,6 +212,9 @@ class Builder:
             return
         special = normalise.TABLE.get(schema_name(node.target))
         if special is not None and special(self, node):
+            return
+        if torch.Tag.inplace_view in node.target.tags:  # `t_` and its like change a tensor's strides, not its elements
+            self.tensor_of[node] = self._values(node, value)
             return
         self._operation(node, value)
 
@@ -270,6 +277,9 @@ class Builder:
             if fresh:
                 self.refuse_overlap(index, node)
                 outputs.append(index)
+        if mutated and len(outputs) > len(mutated) and base_name(operator_name(target)) != "native_batch_norm":
+            cause = "it changes one of its arguments and returns another tensor besides"
+            raise TraceError(f"{target} ({node.name})", cause, "use a form that does one or the other", source_of(node))
         if results:
             self.tensor_of[node] = _only(named) if isinstance(value, torch.Tensor) else tuple(named)
         self.emit(node, operator_name(target), arguments, keywords, tuple(outputs))

@@ -181,6 +181,13 @@ def _diagonal_of(builder: Builder, whole: int, node: torch.fx.Node, first: int) 
     return builder.view(f"{tensor.name}.diagonal", tensor.storage, byte, shape, strides, tensor.dtype)
 
 
+def _as_strided_of(builder: Builder, whole: int, node: torch.fx.Node, first: int) -> int:
+    tensor = builder.tensors[whole]
+    shape, strides = (tuple(int(str(item)) for item in node.args[position]) for position in (first, first + 1))  # type: ignore[union-attr]
+    byte = tensor.offset + _number(node, first + 2, "storage_offset", 0) * tensor.itemsize
+    return builder.view(f"{tensor.name}.strided", tensor.storage, byte, shape, strides, tensor.dtype)
+
+
 def _refused(cause: str, remedy: str) -> Lowering:
     def lowering(_: Builder, node: torch.fx.Node) -> bool:
         from planner.trace.lower import source_of
@@ -266,7 +273,9 @@ TABLE: Mapping[str, Lowering] = MappingProxyType(
             ),
             _empty,
         ),
-        **dict.fromkeys(("aten::zeros", "aten::zeros_like", "aten::new_zeros"), _filled(None, 0)),
+        **dict.fromkeys(
+            ("aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::_efficientzerotensor"), _filled(None, 0)
+        ),
         **dict.fromkeys(("aten::ones", "aten::ones_like", "aten::new_ones"), _filled(None, 1)),
         "aten::full": _filled(1),
         "aten::full_like": _filled(1),
@@ -279,6 +288,7 @@ TABLE: Mapping[str, Lowering] = MappingProxyType(
         "aten::slice_scatter": _scatter(_slice_of, has_base=True),
         "aten::select_scatter": _scatter(_select_of, has_base=True),
         "aten::diagonal_scatter": _scatter(_diagonal_of, has_base=True),
+        "aten::as_strided_scatter": _scatter(_as_strided_of, has_base=True),
         "aten::slice_backward": _scatter(_slice_of, has_base=False),
         "aten::select_backward": _scatter(_select_of, has_base=False),
         "aten::diagonal_backward": _scatter(_diagonal_of, has_base=False),

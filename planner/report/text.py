@@ -1,8 +1,9 @@
-"""The offset map for a terminal: 100 columns, a picture and a table."""
+"""The offset map for a terminal: a picture and a table that fit its width."""
 
 from __future__ import annotations
 
 import string
+import textwrap
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -20,6 +21,7 @@ from planner.report.facts import (
     size_text,
 )
 
+#: Columns, where the reader's terminal is not known.
 WIDTH = 100
 #: Rows of the picture.
 ROWS = 24
@@ -47,17 +49,17 @@ _ROLE_KEYS: Mapping[str, str] = MappingProxyType(
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
-def offset_map(plan: Plan) -> str:
-    """Memory figures, a map of time × offset, and a table of the storages by offset."""
-    keys = _assign_keys(plan)
-    parts = [_header(plan), _picture(plan, keys), _table(plan, keys)]
+def offset_map(plan: Plan, width: int = WIDTH) -> str:
+    """Memory figures, a map of time × offset, and a table of the storages by offset; ``width`` in columns."""
+    keys = storage_keys(plan)
+    parts = [_header(plan, width), _picture(plan, keys, width), _table(plan, keys, width)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def step_text(plan: Plan, step: int) -> str:
+def step_text(plan: Plan, step: int, width: int = WIDTH) -> str:
     """What is alive at one step, by offset, with the free gaps; raise `ShapeError` if there is no such step."""
     facts = at_step(plan, step)
-    lines = [f"step {step} of 0 to {plan.steps - 1}: {_operation_text(plan, step)}"]
+    lines = [_cut(f"step {step} of 0 to {plan.steps - 1}: {_operation_text(plan, step)}", width)]
     free = plan.arena_nbytes - facts.live_nbytes
     lines.append(
         f"live {size_text(facts.live_nbytes)} of {size_text(plan.arena_nbytes)}, free {size_text(free)}"
@@ -73,12 +75,12 @@ def step_text(plan: Plan, step: int) -> str:
         use = " and ".join(word for word, does in (("read", entry.reads), ("written", entry.writes)) if does)
         name = storage.name + (f"  ({use})" if use else "")
         lifetime = f"[{place.birth}, {place.death})"
-        lines.append(_cut(f"{entry.offset:>15,} {entry.nbytes:>15,}  {storage.role:<18} {lifetime:<13} {name}"))
+        lines.append(_cut(f"{entry.offset:>15,} {entry.nbytes:>15,}  {storage.role:<18} {lifetime:<13} {name}", width))
     return "\n".join(lines) + "\n"
 
 
-def tensor_text(plan: Plan, name: str) -> str:
-    """Everything about one tensor; raise `ShapeError`, naming near matches, if there is none."""
+def tensor_text(plan: Plan, name: str, width: int = WIDTH) -> str:
+    """Everything about one tensor, wrapped to ``width``; raise `ShapeError`, naming near matches, if there is none."""
     facts = about_tensor(plan, name)
     storages = plan.graph.storages
     tensor, place = facts.tensor, facts.placement
@@ -96,10 +98,17 @@ def tensor_text(plan: Plan, name: str) -> str:
         ("above", ", ".join(_place_text(plan, index) for index in facts.above) or "nothing"),
         ("below", ", ".join(_place_text(plan, index) for index in facts.below) or "nothing"),
     ]
-    return "\n".join(f"{label:<14}{text}" for label, text in rows) + "\n"
+    return "\n".join(_wrapped(label, text, width) for label, text in rows) + "\n"
 
 
-def _header(plan: Plan) -> str:
+def _wrapped(label: str, text: str, width: int) -> str:
+    """A label and its text, which goes on below itself."""
+    return textwrap.fill(
+        f"{label:<14}{text}", width, subsequent_indent=" " * 14, break_on_hyphens=False, replace_whitespace=False
+    )
+
+
+def _header(plan: Plan, width: int) -> str:
     def figure(label: str, nbytes: int, note: str = "") -> str:
         return f"  {label:<13}{size_text(nbytes):>12}  {note}".rstrip()
 
@@ -129,11 +138,11 @@ def _header(plan: Plan) -> str:
     if plan.unplanned:
         total = sum(entry.nbytes for entry in plan.unplanned)
         names = ", ".join(sorted({entry.operator for entry in plan.unplanned}))
-        lines.append(_cut(figure("unplanned", total, f"outside the arena: {names}")))
-    return "\n".join(lines)
+        lines.append(figure("unplanned", total, f"outside the arena: {names}"))
+    return "\n".join(_cut(line, width) for line in lines)
 
 
-def _assign_keys(plan: Plan) -> tuple[str, ...]:
+def storage_keys(plan: Plan) -> tuple[str, ...]:
     """A letter for each storage in order of birth, or its role's letter where there are too many."""
     storages, places = plan.graph.storages, plan.placements
     if len(storages) > len(_KEYS):
@@ -143,18 +152,19 @@ def _assign_keys(plan: Plan) -> tuple[str, ...]:
     return tuple(letters[index] for index in range(len(storages)))
 
 
-def _legend(plan: Plan) -> str:
+def _legend(plan: Plan, width: int) -> str:
     if len(plan.graph.storages) <= len(_KEYS):
         return ""
     roles = {storage.role for storage in plan.graph.storages}
     words = ", ".join(f"{key} {role}" for role, key in _ROLE_KEYS.items() if role in roles)
-    return f"{'':{_MARGIN + 1}}{words}\n"
+    indent = " " * (_MARGIN + 1)
+    return textwrap.fill(words, width, initial_indent=indent, subsequent_indent=indent) + "\n"
 
 
-def _picture(plan: Plan, keys: Sequence[str]) -> str:
+def _picture(plan: Plan, keys: Sequence[str], width: int) -> str:
     if not plan.arena_nbytes:
         return ""
-    room = WIDTH - _MARGIN - 2
+    room = width - _MARGIN - 2
     each = max(1, min(8, room // plan.steps))  # Columns for each step.
     columns = min(room, plan.steps * each)
     steps = [column * plan.steps // columns for column in range(columns)]
@@ -168,12 +178,14 @@ def _picture(plan: Plan, keys: Sequence[str]) -> str:
         for row in range(max(low, 0), min(high, ROWS)):
             cells[row][first:last] = [keys[index]] * len(range(first, min(last, columns)))
     lines = [
-        f"{'offset':>{_MARGIN - 1}}  time: steps 0 to {plan.steps - 1}; {_FREE} is free\n{_legend(plan)}".rstrip("\n")
+        f"{'offset':>{_MARGIN - 1}}  time: steps 0 to {plan.steps - 1}; {_FREE} is free\n{_legend(plan, width)}".rstrip(
+            "\n"
+        )
     ]
     for row in reversed(range(ROWS)):
         label = size_text(plan.arena_nbytes * (row + 1) // ROWS) if (row + 1) % 6 == 0 else ""
         lines.append(f"{label:>{_MARGIN - 1}} ┤{''.join(cells[row])}")
-    lines += [_axis(plan, columns, each), _live_line(plan, steps)]
+    lines += [_cut(_axis(plan, columns, each), width), _live_line(plan, steps)]
     return "\n".join(lines)
 
 
@@ -196,7 +208,7 @@ def _live_line(plan: Plan, steps: Sequence[int]) -> str:
     return f"{'live':>{_MARGIN - 1}}  {bars}\n{'':{_MARGIN + 1}}peak {size_text(peak)} at step {live.index(peak)}"
 
 
-def _table(plan: Plan, keys: Sequence[str]) -> str:
+def _table(plan: Plan, keys: Sequence[str], width: int) -> str:
     storages = plan.graph.storages
     shown, note = by_offset(plan, range(len(storages))), ""
     if len(storages) > len(_KEYS):
@@ -218,12 +230,12 @@ def _table(plan: Plan, keys: Sequence[str]) -> str:
             name += f" → {storages[after[index]].name}"
         lifetime = f"[{place.birth}, {place.death})"
         row = f"{place.offset:>15,} {storage.nbytes:>15,}  {storage.role:<18} {lifetime:<13} {name}"
-        lines.append(_cut(f" {keys[index]} {row}"))
+        lines.append(f" {keys[index]} {row}")
     if any(" ← " in line or " → " in line for line in lines):
         lines.append("   b ← a: b takes the place of a and overwrites it; a → b: a is overwritten by b.")
     if note:
         lines.append(note)
-    return "\n".join(lines)
+    return "\n".join(_cut(line, width) for line in lines)
 
 
 def _operation_text(plan: Plan, step: int) -> str:
@@ -248,5 +260,5 @@ def _tensor_type(tensor: Tensor) -> str:
     return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
 
 
-def _cut(line: str) -> str:
-    return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: width - 1] + "…"

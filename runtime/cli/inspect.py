@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from planner.files import write_whole
 from planner.plan import Plan
@@ -20,7 +21,8 @@ from planner.report.facts import StepFacts, TensorFacts, about_tensor, at_step
 from planner.report.html import offset_map_html
 from planner.report.snapshot import snapshot_json, snapshot_pickle
 from planner.report.svg import offset_map_svg
-from planner.report.text import offset_map, step_text, tensor_text
+from planner.report.terminal import fitting_width, offset_map_colours
+from planner.report.text import WIDTH, offset_map, step_text, tensor_text
 from runtime.cli.errors import one_line_errors, say
 
 
@@ -64,7 +66,7 @@ def inspect(
         if as_json:
             print(json.dumps({**plan.summary(), **facts, "written": written}, indent=2))
         elif text or not written:
-            _print(text or offset_map(plan))
+            _print(text) if text else _print_map(plan)
 
 
 def _is_json(path: Path | None) -> bool:
@@ -93,10 +95,10 @@ def _report(plan: Plan, at: int | None, tensor: str | None) -> tuple[str, dict[s
     facts: dict[str, Any] = {}
     if at is not None:
         facts["at"] = _step_json(plan, at_step(plan, at))
-        texts.append(step_text(plan, at))
+        texts.append(step_text(plan, at, _width()))
     if tensor is not None:
         facts["tensor"] = _tensor_json(plan, about_tensor(plan, tensor))
-        texts.append(tensor_text(plan, tensor))
+        texts.append(tensor_text(plan, tensor, _width()))
     return "\n".join(texts), facts
 
 
@@ -116,6 +118,20 @@ def _difference_json(plan: Plan, other: Plan) -> dict[str, Any]:
         "only_after": list(found.only_after),
         "resized": list(found.resized),
     }
+
+
+def _width() -> int:
+    """Columns to write for: the terminal's, or those of a file."""
+    return fitting_width(Console().width) if sys.stdout.isatty() else WIDTH
+
+
+def _print_map(plan: Plan) -> None:
+    """The map, in colours on a terminal that has them."""
+    screen = Console(highlight=False)
+    if sys.stdout.isatty() and screen.color_system is not None and "utf" in (sys.stdout.encoding or "").lower():
+        screen.print(offset_map_colours(plan, _width()), end="", crop=False, soft_wrap=True)
+    else:
+        _print(offset_map(plan, _width()))
 
 
 def _print(text: str) -> None:

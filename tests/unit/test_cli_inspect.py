@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -209,3 +210,40 @@ def test_a_plan_that_is_none_is_not_compared(saved, tmp_path):
     assert result.exit_code == 2
     assert "missing.json" in one_error(result)
     assert not (tmp_path / "m.html").exists()
+
+
+# A terminal
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize("columns", [90, 140])
+def test_on_a_terminal_the_map_has_its_width_and_colours(saved, columns):
+    import fcntl
+    import pty
+    import struct
+    import subprocess
+    import sys
+    import termios
+
+    master, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    environment = {key: value for key, value in os.environ.items() if key not in {"COLUMNS", "NO_COLOR", "CI"}}
+    environment |= {"TERM": "xterm-256color", "COLORTERM": "truecolor", "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, "-W", "ignore", "-c", "from runtime.cli import main; main()", "inspect", str(saved)]
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment) as process:
+        os.close(terminal)
+        read = b""
+        while True:
+            try:
+                part = os.read(master, 65536)
+            except OSError:  # The other end is closed.
+                break
+            if not part:
+                break
+            read += part
+    os.close(master)
+    assert process.returncode == 0
+    text = read.decode().replace("\r\n", "\n")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert plain == offset_map(small_plan(), columns)
+    assert "\x1b[38;2;20;22;26;48;2;253;158;23m" in text  # Dark on the colour of temporaries.

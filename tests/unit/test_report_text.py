@@ -10,7 +10,9 @@ from plans import PlanBuilder, small_plan, synthetic_plan, traced_plan
 
 from planner.graph import Role
 from planner.plan import Unplanned
-from planner.report.text import ROWS, WIDTH, offset_map, step_text, tensor_text
+from planner.report.colours import ROLE_COLOURS, text_colour
+from planner.report.terminal import fitting_width, offset_map_colours
+from planner.report.text import ROWS, WIDTH, offset_map, step_text, storage_keys, tensor_text
 
 
 @pytest.mark.parametrize("make", [small_plan, lambda: synthetic_plan(60), lambda: synthetic_plan(5000)])
@@ -18,6 +20,40 @@ def test_no_line_is_wider_than_the_terminal(make):
     plan = make()
     texts = [offset_map(plan), step_text(plan, plan.steps // 2)]
     assert max(len(line) for text in texts for line in text.splitlines()) <= WIDTH
+
+
+@pytest.mark.parametrize("width", [76, 100, 133, 160])
+@pytest.mark.parametrize("make", [small_plan, lambda: synthetic_plan(60), lambda: traced_plan("sliced", "joint")])
+def test_every_width_is_kept_to(make, width):
+    plan = make()
+    texts = [offset_map(plan, width), step_text(plan, plan.steps // 2, width)]
+    texts += [tensor_text(plan, tensor.name, width) for tensor in plan.graph.tensors[:40]]
+    assert max(len(line) for text in texts for line in text.splitlines()) <= width
+    picture = [line for line in texts[0].splitlines() if "┤" in line]
+    assert max(map(len, picture)) > width // 2 or plan.steps * 8 < width  # Each step has as many columns as the next.
+
+
+def test_a_colour_terminal_shows_the_same_characters_on_the_colours_of_their_roles():
+    plan = traced_plan("materialized")
+    shown = offset_map_colours(plan, 120)
+    assert shown.plain == offset_map(plan, 120)
+    grounds = {str(span.style).split(" on ")[1] for span in shown.spans if " on " in str(span.style)}
+    assert grounds == {ROLE_COLOURS[storage.role] for storage in plan.graph.storages}
+    # Each letter of the picture, against the storage whose letter it is.
+    keys = dict(zip(storage_keys(plan), plan.graph.storages, strict=True))
+    offset = 0
+    for line in shown.plain.splitlines(keepends=True):
+        if "┤" in line:
+            for place, letter in enumerate(line.split("┤")[1].rstrip("\n"), offset + line.index("┤") + 1):
+                styles = [str(span.style) for span in shown.spans if span.start <= place < span.end]
+                assert [style for style in styles if "dim" not in style] == (
+                    [f"{text_colour(keys[letter].role)} on {ROLE_COLOURS[keys[letter].role]}"] if letter != "·" else []
+                )
+        offset += len(line)
+
+
+def test_widths_of_terminals_are_kept_within_reason():
+    assert [fitting_width(columns) for columns in (20, 76, 120, 400)] == [76, 76, 120, 160]
 
 
 def test_long_names_are_cut():

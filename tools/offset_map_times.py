@@ -3,8 +3,8 @@
     python tools/offset_map_times.py
 
 Writes docs/benchmarks/offset_map.json and the table in docs/offset-map.md. Plans are the synthetic training steps of
-the tests; drawing is by software, without a GPU. A frame is what the page's own clock says it takes to draw everything, a
-hover what it takes to find the storage under the pointer and show its text.
+the tests; drawing is by software, without a GPU. A frame is what the page's own clock says it takes to draw everything,
+a hover what it takes to find the storage under the pointer and show its text.
 """
 
 from __future__ import annotations

@@ -12,11 +12,13 @@ from types import MappingProxyType
 
 from planner.flash import ATTENTION_DELTA, FUSED, tiling
 from planner.graph import Operation, Tensor, TensorRef
+from planner.pointwise import decode, registers
 
 COPY = "arenaplan.copy"
 FILL = "arenaplan.fill"
 MATMUL = "arenaplan.matmul"
 ARANGE = "arenaplan.arange"
+FUSED = "arenaplan.fused"
 CROSS_ENTROPY_BACKWARD = "arenaplan.cross_entropy_backward"
 
 #: Rows, columns and depth of the float32 tiles a 16-bit product is computed in on a CPU.
@@ -25,6 +27,9 @@ HALF_TILE = 512
 TWO_PASS_NUMEL = 32768
 #: Elements of one chunk of rows that a normalisation works on at a time; three float32 chunks stay in a core's cache.
 CHUNK_NUMEL = 65536
+
+#: Elements of one chunk that a fused program works on where its loop is not compiled.
+FUSED_CHUNK = 16384
 
 #: Buffers of oneDNN's threads in the backward of a convolution, as measured.
 CONVOLUTION_THREAD_NBYTES = 2**18
@@ -136,6 +141,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
         "max_pool2d_with_indices": _DENSE,
         "max_pool2d_with_indices_backward": _DENSE,
         "avg_pool2d": _DENSE,
+        FUSED: Facts(elementwise=True, dense=True, note="compiled loop"),
         CROSS_ENTROPY_BACKWARD: Facts(dense=True, overwrites=frozenset({1}), note="softmax less one-hot, by row"),
     }
 )
@@ -305,6 +311,9 @@ def workspaces(operation: Operation, tensors: Sequence[Tensor]) -> tuple[Scratch
     counted = name == "linalg_vector_norm" and operation.arguments[1:2] == (0,)
     if name in _SPLIT and not counted and outputs and outputs[0] is not None:
         return _partial_sums(operands[0], outputs[0])
+    if name == FUSED:
+        _, count = registers(decode(operation.arguments), len(operation.arguments) - 1)
+        return (Scratch((count, min(FUSED_CHUNK, operands[0].numel)), "float32"),) if count else ()
     if name == CROSS_ENTROPY_BACKWARD and outputs[0] is not None:
         rows = outputs[0].shape[:1]
         return (Scratch(rows, outputs[0].dtype), Scratch(rows, "bool"), Scratch(rows, "int64"))

@@ -27,6 +27,7 @@ from planner.rewrite.cross_entropy import fuse_cross_entropy
 from planner.rewrite.dense import dense_operands
 from planner.rewrite.dropout import mask_dropout
 from planner.rewrite.elision import elide_copies, removable_copies
+from planner.rewrite.fusion import fuse_elementwise
 from planner.rewrite.recompute import recompute as recomputed
 from planner.rewrite.slicing import default_slices, find_region, slice_graph
 from planner.schedule import schedules
@@ -191,7 +192,7 @@ def _variants(
             yield from _repeated(base, strategy, alignment, donate)
         yield from _materialized(base, alignment, donate)
     if strategy in ("auto", "sliced", _ALSO_SLICED):
-        elided = split_batches(elide_copies(base))
+        elided = fuse_elementwise(split_batches(elide_copies(base)))
         region = find_region(elided)
         if region is None:
             if strategy == "sliced":
@@ -236,6 +237,7 @@ def _materialized(base: Graph, alignment: int, donate: bool) -> Iterator[Variant
 
 
 def _ordered(graph: Graph, alignment: int, donate: bool) -> Iterator[Variant]:
+    graph = fuse_elementwise(graph)
     for schedule in schedules(graph, alignment=alignment, donate=donate):
         yield measured("materialized", None, schedule.apply(graph), alignment, donate)
 

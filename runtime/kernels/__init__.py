@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from planner.flash import ATTENTION, ATTENTION_BACKWARD, ATTENTION_DELTA
 from planner.graph import Operation
-from planner.operators import ARANGE, COPY, CROSS_ENTROPY_BACKWARD, FILL, MATMUL, base_name, is_elementwise
+from planner.operators import ARANGE, COPY, CROSS_ENTROPY_BACKWARD, FILL, FUSED, MATMUL, base_name, is_elementwise
 from runtime.errors import UnknownOperatorError
 from runtime.kernels import (
     aten,
@@ -18,6 +18,7 @@ from runtime.kernels import (
     creation,
     cross_entropy,
     elementwise,
+    fused,
     indexing,
     layernorm,
     matmul,
@@ -35,6 +36,7 @@ TABLE: Mapping[str, Binder] = MappingProxyType(
         COPY: basic.bind_copy,
         CROSS_ENTROPY_BACKWARD: cross_entropy.bind_cross_entropy_backward,
         FILL: basic.bind_fill,
+        FUSED: fused.bind_fused,
         MATMUL: matmul.bind_matmul,
     }
 )

@@ -1,0 +1,52 @@
+"""Compiled loops on ATen's own threads: one more thread pool beside OpenMP's would contend with it for the cores."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+
+#: Names under which compiled loops call OpenMP for the number of their thread, and of all.
+THREAD, THREADS = "arenaplan_omp_get_thread_num", "arenaplan_omp_get_num_threads"
+
+
+@cache
+def _openmp() -> ctypes.CDLL | None:
+    """The OpenMP library that this build of PyTorch runs on, if it is GNU's and lies beside it."""
+    for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*")):
+        try:
+            library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+            library.GOMP_parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+            library.GOMP_parallel.restype = None
+            for name in ("omp_get_thread_num", "omp_get_num_threads"):
+                getattr(library, name).argtypes, getattr(library, name).restype = (), ctypes.c_int
+        except (OSError, AttributeError):
+            continue
+        return library
+    return None
+
+
+@cache
+def available() -> bool:
+    """Whether loops can run on ATen's threads; if so, what they call inside is known to the compiler by name."""
+    library = _openmp()
+    if library is None:
+        return False
+    from llvmlite import binding
+
+    for name, function in (
+        (THREAD, library.omp_get_thread_num),
+        (THREADS, library.omp_get_num_threads),
+    ):
+        binding.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
+    return True
+
+
+def on_all_threads(function: int, arguments: int) -> None:
+    """Call the C function at this address with one pointer, on each thread that ATen's loops would use here."""
+    library = _openmp()
+    if library is None:
+        raise RuntimeError("PyTorch's OpenMP library was not found")
+    library.GOMP_parallel(function, arguments, 0, 0)

@@ -1,0 +1,197 @@
+"""Fused programs: against float64, compiled and in chunks, in place, special values; bad programs are refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from planner.operators import FUSED, FUSED_CHUNK
+from planner.pointwise import ARITY, decode, registers
+from runtime.errors import ArenaError
+from runtime.kernels import fused, fused_source
+from tests.kernels.harness import perform
+
+EVALUATE: dict[str, Callable[..., torch.Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "neg": torch.neg,
+    "exp": torch.exp,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "sqrt": torch.sqrt,
+    "relu": torch.relu,
+    "positive": lambda x, y: torch.where(x <= 0, 0.0, y),
+    "where": torch.where,
+}
+#: Small enough for chunks of ATen calls (in two chunks, the last partial), and for the compiled loop with a remainder.
+SHAPES = {"one": (1,), "chunks": (3, FUSED_CHUNK // 2 + 1), "loop": (7, 4691)}
+
+
+def test_every_instruction_is_shown_here() -> None:
+    assert set(EVALUATE) == set(ARITY)
+
+
+def expected(program: tuple[Any, ...], operands: list[Any]) -> torch.Tensor:
+    """The program in float64."""
+    values = [
+        item.double() if isinstance(item, torch.Tensor) and item.dtype != torch.bool else item for item in operands
+    ]
+    for name, *used in program:
+        given_values = [
+            torch.tensor(values[k], dtype=torch.float64) if isinstance(values[k], float) else values[k] for k in used
+        ]
+        values.append(EVALUATE[name](*given_values))
+    return values[-1]
+
+
+def draw(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("name", ARITY)
+@pytest.mark.parametrize("overwrite", [None, 0, 1])
+def test_each_instruction(shape: tuple[int, ...], name: str, overwrite: int | None) -> None:
+    count = ARITY[name]
+    operands: list[Any] = [draw(shape, seed) * 3 for seed in range(count)]
+    if name == "sqrt":
+        operands[0] = operands[0].abs()
+    if name == "where":
+        operands[0] = operands[0] > 0
+    if overwrite is not None and (overwrite >= count or operands[overwrite].dtype == torch.bool):
+        pytest.skip("no such operand to write onto")
+    program = ((name, *range(count)),)
+    reference = expected(program, operands)
+    position = None if overwrite is None else overwrite + 1
+    outcome = perform(FUSED, [program, *operands], {}, [reference.float()], overwrite=position)
+    torch.testing.assert_close(outcome.results[0].double(), reference, rtol=4e-7, atol=1e-37)
+    assert outcome.allocated_nbytes == outcome.unplanned_nbytes == 0
+
+
+@pytest.mark.parametrize("name", ["exp", "tanh", "sigmoid", "relu", "sqrt", "neg", "positive"])
+def test_special_values_are_aten_s(name: str) -> None:
+    special = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-42, -1e-42, 88.0, 89.0, -87.5, -100.0, -104.0, 1e30, -1e30]
+    source = torch.tensor(special).repeat(4000)
+    operands = [source] * ARITY[name]
+    program = ((name, *range(ARITY[name])),)
+    reference = EVALUATE[name](*operands)
+    ours = perform(FUSED, [program, *operands], {}, [reference], count=False).results[0]
+    assert source.numel() >= fused.LEAST_NUMEL
+    torch.testing.assert_close(ours, reference, rtol=1e-6, atol=3e-45, equal_nan=True)
+    if name != "relu":  # ATen's relu keeps −0 in some builds and not in others
+        assert torch.equal(ours.nan_to_num().signbit(), reference.nan_to_num().signbit())
+
+
+@pytest.mark.parametrize("name", ["tanh", "exp", "sigmoid"])
+def test_error_in_units_of_the_last_place(name: str) -> None:
+    numel = 1 << 18
+    source = torch.cat(
+        [torch.linspace(-20, 20, numel), torch.logspace(-30, 1.2, numel), -torch.logspace(-30, 1.2, numel)]
+    )
+    reference = EVALUATE[name](source.double())
+    ours = perform(FUSED, [((name, 0),), source], {}, [reference.float()], count=False).results[0].double()
+    exponent = torch.frexp(reference.abs().clamp_min(2.0**-126)).exponent
+    assert ((ours - reference).abs() * 2.0 ** (24 - exponent).double()).max() < 3.0
+
+
+@st.composite
+def programs(draw_: Any) -> tuple[tuple[Any, ...], list[Any]]:
+    """A program of instructions that keep values moderate, and its operands: tensors, masks and numbers."""
+    tensors, numbers, masks = draw_(st.integers(1, 3)), draw_(st.integers(0, 2)), draw_(st.integers(0, 1))
+    operands: list[Any] = ["tensor"] * tensors + ["number"] * numbers + ["mask"] * masks
+    usable = list(range(tensors + numbers))
+    program: list[tuple[Any, ...]] = []
+    names = [name for name in ARITY if name not in ("exp", "div", "sqrt") and (masks or name != "where")]
+    for number in range(draw_(st.integers(1, 9))):
+        name = draw_(st.sampled_from(names))
+        chosen = [draw_(st.sampled_from(usable)) for _ in range(ARITY[name])]
+        if name == "where":
+            chosen[0] = tensors + numbers
+        program.append((name, *chosen))
+        usable.append(len(operands) + number)
+    assume(not masks or any(name == "where" for name, *_ in program))
+    return tuple(program), operands
+
+
+@settings(max_examples=60, deadline=None)
+@given(drawn=programs(), size=st.sampled_from([1, 5, 63, FUSED_CHUNK + 3]), overwrite=st.booleans(), loop=st.booleans())
+def test_any_program(drawn: tuple[tuple[Any, ...], list[Any]], size: int, overwrite: bool, loop: bool) -> None:
+    program, kinds = drawn
+    operands: list[Any] = []
+    for position, kind in enumerate(kinds):
+        value = draw((size,), position)
+        operands.append(value > 0 if kind == "mask" else float(value[0]) if kind == "number" else value.tanh())
+    reference = expected(program, operands)
+    reference = reference.expand(size)
+    before = fused.LEAST_NUMEL
+    # The loop is compiled for few programs only: it takes half a second each.
+    fused.LEAST_NUMEL = 1 if loop and len(program) == 2 else 1 << 30
+    try:
+        outcome = perform(
+            FUSED, [program, *operands], {}, [reference.float()], overwrite=1 if overwrite else None, count=False
+        )
+    finally:
+        fused.LEAST_NUMEL = before
+    scale = 1 + reference.abs().max().item()
+    torch.testing.assert_close(outcome.results[0].double(), reference, rtol=1e-4, atol=1e-5 * scale)
+
+
+@settings(max_examples=100, deadline=None)
+@given(drawn=programs())
+def test_registers_never_hold_two_values_at_once(drawn: tuple[tuple[Any, ...], list[Any]]) -> None:
+    program, kinds = drawn
+    instructions = decode([program, *kinds])
+    places, count = registers(instructions, len(kinds))
+    assert places[-1] == -1
+    assert all(0 <= place < count for place in places[:-1])
+    holder: dict[int, int] = {}
+    for number, (_, operands) in enumerate(instructions):
+        for operand in operands:
+            if operand >= len(kinds):
+                made = operand - len(kinds)
+                assert holder[places[made]] == made
+        holder[places[number]] = number
+
+
+BAD: dict[str, Any] = {
+    "no program": [3.0],
+    "empty": [()],
+    "unknown": [(("os.system", 0),)],
+    "too few operands": [(("add", 0),)],
+    "too many operands": [(("neg", 0, 0),)],
+    "itself": [(("add", 0, 1),)],
+    "a negative operand": [(("neg", -1),)],
+    "a flag": [(("neg", True),)],
+    "no instruction": [((),)],
+    "text": ["neg"],
+    "a mask computed": [(("neg", 0), ("where", 1, 0, 0))],
+    "a mask of numbers": [(("where", 0, 0, 0),)],
+}
+
+
+@pytest.mark.parametrize("arguments", BAD.values(), ids=BAD)
+def test_bad_programs_are_refused(arguments: list[Any]) -> None:
+    x = torch.ones(4)
+    with pytest.raises((ArenaError, ValueError)):
+        perform(FUSED, [*arguments, x], {}, [x])
+
+
+@pytest.mark.parametrize(
+    "operand", [torch.ones(5), torch.ones(4, dtype=torch.float64), torch.ones(4) > 0, "x"], ids=str
+)
+def test_operands_that_do_not_fit_are_refused(operand: Any) -> None:
+    with pytest.raises(ArenaError, match="fused program"):
+        perform(FUSED, [(("add", 0, 1),), torch.ones(4), operand], {}, [torch.ones(4)])
+
+
+def test_source_names_nothing_from_the_program() -> None:
+    signature = fused_source.Signature(decode([(("tanh", 0),), 1.0]), (fused_source.TENSOR,), None)
+    assert "tanh(x0)" in fused_source.source(signature)

@@ -19,6 +19,10 @@ from planner.variants import Variant, live_nbytes, measured
 HALVINGS = 10
 #: Limits tried below the budget where a recomputed program is within it and its packing is not.
 TRIES = 3
+#: Recomputation that is worth its time where no budget asks for it, as a share of the work of computing all once.
+MODERATE_WORK = 0.1
+#: Limits tried on the way to the least peak that moderate recomputation reaches.
+MODERATE_TRIES = 7
 #: Names in the message of a budget that cannot be kept.
 MOST_NAMES = 5
 
@@ -60,15 +64,13 @@ def smallest(variants: Iterable[Variant], coloured: Coloured) -> Found | None:
     return best
 
 
-def within(
-    fitting: Fitting, stages: Iterable[Callable[[], list[Variant]]], again: Callable[[], list[Variant]] | None
-) -> Found | None:
+def within(fitting: Fitting, stages: Iterable[Callable[[], list[Variant]]], *, again: bool) -> Found | None:
     """The first stage's plan that is within the budget, else the one of least recomputation; `None` without variants.
 
     Args:
         fitting: the budget, and how to pack.
         stages: variants that compute everything once; each stage is asked only if the one before does not fit.
-        again: variants that recompute whatever costs no memory; ``None`` to recompute nothing.
+        again: whether operations may run a second time.
 
     Raises:
         BudgetError: nothing fits; it names the least arena reachable, which does not depend on the budget.
@@ -85,16 +87,37 @@ def within(
             return best
     if best is None:
         return None
-    if again is None:
+    if not again:
         raise budget_error(fitting, best)
     bases = [_Base(fitting, variant) for variant in _bases(once)]
-    reachable = [*again(), *_reach(fitting, bases)]
+    reachable = list(_reach(fitting, bases))
     least = smallest(reachable, fitting.coloured)
     if least is not None and least[1].peak_nbytes < best[1].peak_nbytes:
         best = least
     if not fitting.fits(best[1]):
         raise budget_error(fitting, best)
     return _cheapest(fitting, bases, reachable) or best
+
+
+def moderate(once: list[Variant], alignment: int, donate: bool) -> Iterator[Variant]:
+    """The program of least peak, recomputed within one limit after the other that costs no more than `MODERATE_WORK`.
+
+    The limits halve the interval between what is certainly too low and the lowest that could be kept.
+    """
+    base = min(once, key=lambda variant: variant.rank)
+    evictor = Evictor(without_workspaces(base.graph), alignment=alignment, donate=donate)
+    low, high = evictor.least_possible_nbytes, base.lower_bound_nbytes
+    for _ in range(MODERATE_TRIES):
+        if high - low < alignment:
+            return
+        middle = (low + high) // 2
+        graph = evictor.within(middle)
+        made = None if graph is None else measured(base.strategy, base.slices, graph, alignment, donate)
+        if made is None or made.lower_bound_nbytes > middle or made.work > (1 + MODERATE_WORK) * base.work:
+            low = middle
+        else:
+            high = made.lower_bound_nbytes
+            yield made
 
 
 def _bases(once: list[Variant]) -> list[Variant]:

@@ -12,7 +12,7 @@ from planner.attention import attention_formula
 from planner.budget import parse_nbytes
 from planner.colouring import colour
 from planner.errors import ShapeError, StrategyError
-from planner.fitting import Fitting, smallest, within
+from planner.fitting import Fitting, moderate, smallest, within
 from planner.flash import FUSED
 from planner.graph import Graph
 from planner.inplace import permanent_order
@@ -28,7 +28,6 @@ from planner.rewrite.dense import dense_operands
 from planner.rewrite.dropout import mask_dropout
 from planner.rewrite.elision import elide_copies, removable_copies
 from planner.rewrite.fusion import fuse_elementwise
-from planner.rewrite.recompute import recompute as recomputed
 from planner.rewrite.slicing import default_slices, find_region, slice_graph
 from planner.schedule import schedules
 from planner.variants import Variant, measured
@@ -67,8 +66,8 @@ def plan(
             or ``"auto"``, the smallest arena of all.
         slices: (batch, head) slices in flight when sliced; by default as many as stay in cache.
         donate: whether saved activations, inputs and incoming gradients are free space once dead.
-        recompute: whether operators may run again in the backward: without a budget cheap ones, where that lowers the
-            peak; to keep a budget any but random ones.
+        recompute: whether operators other than random ones may run again: without a budget in a joint graph only, for
+            at most a tenth more work; to keep a budget as many as it takes.
         pins: offsets, by name, of storages that already lie somewhere: what a forward left for its backward.
         time_limit: seconds the packing may take at most.
         progress: called with a line of text at each stage.
@@ -99,18 +98,17 @@ def plan(
         remaining = max(started + time_limit - time.perf_counter(), 0.1)
         return _coloured(variant, alignment, donate, pins or {}, remaining, progress, capacity)
 
-    def variants(stage: str, *, again: bool) -> list[Variant]:
-        return list(_variants(base, stage, slices, alignment, donate, say, again=again))
+    def variants(stage: str) -> list[Variant]:
+        return list(_variants(base, stage, slices, alignment, donate, say))
 
     if capacity is None:
-        best = smallest(variants(strategy, again=recompute), coloured)
+        once = variants(strategy)
+        repeated = recompute and graph.mode == "joint" and strategy in ("auto", "materialized") and once
+        best = smallest([*once, *moderate(once, alignment, donate)] if repeated else once, coloured)
     else:
         fitting = Fitting(capacity, coloured, alignment, donate, say)
-        stages = [partial(variants, stage, again=False) for stage in _STAGES.get(strategy, (strategy,))]
-        repeated = recompute and strategy != "traced"
-        best = within(
-            fitting, stages, partial(_repeated, _rewritten(base), strategy, alignment, donate) if repeated else None
-        )
+        stages = [partial(variants, stage) for stage in _STAGES.get(strategy, (strategy,))]
+        best = within(fitting, stages, again=recompute and strategy != "traced")
     if best is None:
         raise StrategyError(strategy, "the graph has no operation it applies to")
     finished = _finish(graph, *best, alignment, attention_formula(base))
@@ -180,16 +178,12 @@ def _variants(
     alignment: int,
     donate: bool,
     say: Progress,
-    *,
-    again: bool,
 ) -> Iterator[Variant]:
     if strategy in ("auto", "traced", "materialized"):
         yield measured("traced", None, base, alignment, donate)
-    base = _rewritten(base)
+    base = fuse_cross_entropy(mask_dropout(base))
     if strategy in ("auto", "materialized"):
         say("rewriting and scheduling")
-        if again:
-            yield from _repeated(base, strategy, alignment, donate)
         yield from _materialized(base, alignment, donate)
     if strategy in ("auto", "sliced", _ALSO_SLICED):
         elided = fuse_elementwise(split_batches(elide_copies(base)))
@@ -203,20 +197,6 @@ def _variants(
             cut = slice_graph(schedule.apply(elided), count)
             if cut is not None:
                 yield measured("sliced", min(count, prod(region.batch)), cut, alignment, donate)
-
-
-def _rewritten(base: Graph) -> Graph:
-    """What serves every strategy but the traced one."""
-    return fuse_cross_entropy(mask_dropout(base))
-
-
-def _repeated(base: Graph, strategy: str, alignment: int, donate: bool) -> list[Variant]:
-    """Cheap operators recomputed where that needs no longer lifetimes."""
-    if strategy not in ("auto", "materialized"):
-        return []
-    elided = elide_copies(base)
-    more = recomputed(elided)
-    return list(_ordered(more, alignment, donate)) if len(more.operations) > len(elided.operations) else []
 
 
 def _materialized(base: Graph, alignment: int, donate: bool) -> Iterator[Variant]:

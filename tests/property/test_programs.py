@@ -13,7 +13,8 @@ from planner.graph import DONATED_ROLES, FILLED_ROLES, Role
 from planner.plan import Plan
 from planner.rewrite.canonical import canonical
 from planner.rewrite.dropout import mask_dropout
-from planner.rewrite.recompute import recompute
+from planner.rewrite.evict import Evictor
+from planner.rewrite.fusion import fuse_elementwise
 from runtime import ArenaRuntime
 from tests.helpers import forward_equals_eager, joint_equals_eager, same_tree
 
@@ -93,10 +94,10 @@ def test_joint_programs(steps: list[Step]) -> None:
     naive_check(made)
 
 
-@given(programs((*PURE, "dropout"), 9), st.integers(1, 4))
-@settings(max_examples=40, deadline=None)
-def test_recomputed_programs(steps: list[Step], gap: int) -> None:
-    """Whatever waits is recomputed, even the smallest tensors; dropout masks are those of the forward."""
+@given(programs((*PURE, "dropout"), 9), st.floats(0, 1), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_recomputed_programs(steps: list[Step], share: float, fused: bool) -> None:
+    """Whatever a limit makes wait is recomputed, fused or not; dropout masks are those of the forward."""
 
     def leaves(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
         x, y = inputs(seed)
@@ -106,8 +107,13 @@ def test_recomputed_programs(steps: list[Step], gap: int) -> None:
         return interpret(steps, x, y)
 
     graph = trace(program, leaves(0), mode="joint")
-    changed = recompute(mask_dropout(canonical(graph)), gap=gap, least_nbytes=0)
-    made = plan(changed, strategy="traced")
+    base = mask_dropout(canonical(graph))
+    evictor = Evictor(fuse_elementwise(base) if fused else base, alignment=16)
+    most = plan(base, strategy="traced", alignment=16).lower_bound_nbytes
+    limit = int(evictor.least_possible_nbytes * (1 - share) + most * share)
+    changed = evictor.within(limit)
+    made = plan(base if changed is None else changed, strategy="traced", alignment=16)
+    assert changed is None or made.lower_bound_nbytes <= limit
     naive_check(made)
     run = ArenaRuntime(made)
     for step in range(2):

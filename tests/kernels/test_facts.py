@@ -43,7 +43,7 @@ def test_every_fact_has_an_example() -> None:
     shown = {base_name(call.operator) for call in ELEMENTWISE + OTHERS} | ELSEWHERE
     assert shown == set(FACTS)
     pointwise = {name for name, fact in FACTS.items() if fact.elementwise}
-    assert {base_name(call.operator) for call in ELEMENTWISE} == pointwise
+    assert {base_name(call.operator) for call in ELEMENTWISE} == pointwise - ELSEWHERE
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -18,7 +18,7 @@ COPY = "arenaplan.copy"
 FILL = "arenaplan.fill"
 MATMUL = "arenaplan.matmul"
 ARANGE = "arenaplan.arange"
-FUSED = "arenaplan.fused"
+POINTWISE = "arenaplan.pointwise"
 CROSS_ENTROPY_BACKWARD = "arenaplan.cross_entropy_backward"
 
 #: Rows, columns and depth of the float32 tiles a 16-bit product is computed in on a CPU.
@@ -28,8 +28,8 @@ TWO_PASS_NUMEL = 32768
 #: Elements of one chunk of rows that a normalisation works on at a time; three float32 chunks stay in a core's cache.
 CHUNK_NUMEL = 65536
 
-#: Elements of one chunk that a fused program works on where its loop is not compiled.
-FUSED_CHUNK = 16384
+#: Elements of one chunk that a pointwise program works on where its loop is not compiled.
+POINTWISE_CHUNK = 16384
 
 #: Buffers of oneDNN's threads in the backward of a convolution, as measured.
 CONVOLUTION_THREAD_NBYTES = 2**18
@@ -77,8 +77,8 @@ class Facts:
     note: str = "out-form"
 
 
-_POINTWISE = Facts(elementwise=True, strided=True)
-_DENSE_POINTWISE = Facts(elementwise=True, dense=True)
+_ELEMENTWISE = Facts(elementwise=True, strided=True)
+_DENSE_ELEMENTWISE = Facts(elementwise=True, dense=True)
 _ROWS = Facts(dense=True, overwrites=frozenset({0}))
 _OUT = Facts()
 _DENSE = Facts(dense=True)
@@ -97,11 +97,11 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
             sigmoid_backward sign silu silu_backward sin sinh softplus softplus_backward sqrt square sub tan tanh
             tanh_backward threshold_backward trunc where xlogy
             """.split(),
-            _POINTWISE,
+            _ELEMENTWISE,
         ),
         # oneDNN's GELU works on dense tensors and reorders others.
-        "gelu": _DENSE_POINTWISE,
-        "gelu_backward": _DENSE_POINTWISE,
+        "gelu": _DENSE_ELEMENTWISE,
+        "gelu_backward": _DENSE_ELEMENTWISE,
         "sum": _OUT_STRIDED,
         "mean": Facts(strided=True, note="sum, then one division in place"),
         "amax": _OUT_STRIDED,
@@ -141,7 +141,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
         "max_pool2d_with_indices": _DENSE,
         "max_pool2d_with_indices_backward": _DENSE,
         "avg_pool2d": _DENSE,
-        FUSED: Facts(elementwise=True, dense=True, note="compiled loop"),
+        POINTWISE: Facts(elementwise=True, dense=True, note="compiled loop"),
         CROSS_ENTROPY_BACKWARD: Facts(dense=True, overwrites=frozenset({1}), note="softmax less one-hot, by row"),
     }
 )
@@ -311,9 +311,9 @@ def workspaces(operation: Operation, tensors: Sequence[Tensor]) -> tuple[Scratch
     counted = name == "linalg_vector_norm" and operation.arguments[1:2] == (0,)
     if name in _SPLIT and not counted and outputs and outputs[0] is not None:
         return _partial_sums(operands[0], outputs[0])
-    if name == FUSED:
+    if name == POINTWISE:
         _, count = registers(decode(operation.arguments), len(operation.arguments) - 1)
-        return (Scratch((count, min(FUSED_CHUNK, operands[0].numel)), "float32"),) if count else ()
+        return (Scratch((count, min(POINTWISE_CHUNK, operands[0].numel)), "float32"),) if count else ()
     if name == CROSS_ENTROPY_BACKWARD and outputs[0] is not None:
         rows = outputs[0].shape[:1]
         return (Scratch(rows, outputs[0].dtype), Scratch(rows, "bool"), Scratch(rows, "int64"))

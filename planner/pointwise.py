@@ -1,4 +1,4 @@
-"""Programs of ``arenaplan.fused``: chains of operators on elements, run as one without tensors between them.
+"""Programs of ``arenaplan.pointwise``: chains of operators on elements, run as one without tensors between them.
 
 A program is a tuple of instructions ``(name, operand, …)``. Operands are numbered: first the operation's own arguments
 behind the program (tensors and numbers), then the results of the instructions. The last instruction is the result.
@@ -41,20 +41,20 @@ def decode(arguments: Sequence[Argument]) -> tuple[Instruction, ...]:
     """
     program = arguments[0] if arguments else None
     if not isinstance(program, tuple) or not 0 < len(program) <= MOST_INSTRUCTIONS:
-        raise ValueError(f"a fused program has 1 to {MOST_INSTRUCTIONS} instructions")
+        raise ValueError(f"a pointwise program has 1 to {MOST_INSTRUCTIONS} instructions")
     given = len(arguments) - 1
     decoded: list[Instruction] = []
     for number, item in enumerate(program):
         name = item[0] if isinstance(item, tuple) and item else None
         if not isinstance(item, tuple) or not isinstance(name, str) or name not in ARITY:
-            raise ValueError(f"instruction {number} of the fused program is unknown: {item!r}")
+            raise ValueError(f"instruction {number} of the pointwise program is unknown: {item!r}")
         operands = tuple(
             operand
             for operand in item[1:]
             if isinstance(operand, int) and not isinstance(operand, bool) and 0 <= operand < given + number
         )
         if len(operands) != ARITY[name] or len(item) != ARITY[name] + 1:
-            raise ValueError(f"instruction {number} of the fused program, {name}, has wrong operands: {item[1:]!r}")
+            raise ValueError(f"instruction {number} of the pointwise program, {name}, has wrong operands: {item[1:]!r}")
         decoded.append((name, operands))
     return tuple(decoded)
 

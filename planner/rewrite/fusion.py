@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from planner.graph import Argument, Graph, Operation, TensorRef
-from planner.operators import FUSED, base_name
+from planner.operators import POINTWISE, base_name
 from planner.pointwise import MOST_INSTRUCTIONS
 from planner.rewrite.program import Program
 
@@ -52,7 +52,7 @@ class _Writer:
         return _Value(len(self.instructions) - 1, computed=True)
 
     def encode(self) -> tuple[Argument, ...]:
-        """The arguments of the fused operation."""
+        """The arguments of the pointwise operation."""
         given = len(self.operands)
         program: tuple[Argument, ...] = tuple(
             (name, *(value.position + (given if value.computed else 0) for value in values))
@@ -125,7 +125,7 @@ _MASK = MappingProxyType({"masked_fill": 1, "where": 0})
 
 
 def fuse_elementwise(graph: Graph) -> Graph:
-    """The graph with every group of two or more such operators as one ``arenaplan.fused``."""
+    """The graph with every group of two or more such operators as one ``arenaplan.pointwise``."""
     program = Program(graph)
     groups = _groups(program)
     roots = {members[-1]: members for members in groups}
@@ -277,4 +277,4 @@ def _fused(members: list[Operation]) -> Operation:
                 operands.append(write.operand(argument))
         computed[operation.outputs[0] or 0] = _EMIT[name](write, operands, operation)
     root = members[-1]
-    return replace(root, operator=FUSED, arguments=write.encode(), keywords=())
+    return replace(root, operator=POINTWISE, arguments=write.encode(), keywords=())

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from planner.flash import ATTENTION, ATTENTION_BACKWARD, ATTENTION_DELTA
 from planner.graph import Operation
-from planner.operators import ARANGE, COPY, CROSS_ENTROPY_BACKWARD, FILL, FUSED, MATMUL, base_name, is_elementwise
+from planner.operators import ARANGE, COPY, CROSS_ENTROPY_BACKWARD, FILL, MATMUL, POINTWISE, base_name, is_elementwise
 from runtime.errors import UnknownOperatorError
 from runtime.kernels import (
     aten,
@@ -18,10 +18,10 @@ from runtime.kernels import (
     creation,
     cross_entropy,
     elementwise,
-    fused,
     indexing,
     layernorm,
     matmul,
+    pointwise,
     reduction,
 )
 from runtime.kernels.binding import Binder, Call, Context
@@ -36,8 +36,8 @@ TABLE: Mapping[str, Binder] = MappingProxyType(
         COPY: basic.bind_copy,
         CROSS_ENTROPY_BACKWARD: cross_entropy.bind_cross_entropy_backward,
         FILL: basic.bind_fill,
-        FUSED: fused.bind_fused,
         MATMUL: matmul.bind_matmul,
+        POINTWISE: pointwise.bind_pointwise,
     }
 )
 

@@ -1,4 +1,4 @@
-"""``arenaplan.fused``: one loop compiled for the program, or ATen's calls on chunks that stay in a core's cache."""
+"""``arenaplan.pointwise``: one loop compiled for the program, or ATen's calls on chunks that stay in a core's cache."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from functools import partial
 import torch
 
 from planner.graph import Operation, TensorRef
-from planner.operators import FUSED_CHUNK
+from planner.operators import POINTWISE_CHUNK
 from planner.pointwise import Instruction, decode, registers
 from runtime.errors import ArenaError
 from runtime.kernels.aten import scalar
 from runtime.kernels.binding import Call, Context
-from runtime.kernels.fused_source import Signature, compiled, kinds_of
+from runtime.kernels.pointwise_source import Signature, compiled, kinds_of
 from runtime.kernels.team import on_all_threads
 
 _ATEN = torch.ops.aten
@@ -32,7 +32,7 @@ _CALLS = {
 }
 
 
-def bind_fused(operation: Operation, context: Context) -> list[Call]:
+def bind_pointwise(operation: Operation, context: Context) -> list[Call]:
     """The program of `planner.pointwise` at every element, in float32; the result may lie on any operand.
 
     Raises:
@@ -54,7 +54,7 @@ def bind_fused(operation: Operation, context: Context) -> list[Call]:
         or masks & values
         or max(masks, default=-1) >= len(operands)
     ):
-        raise ArenaError(f"operation {operation.name}: a fused program works on dense float32 and boolean masks")
+        raise ArenaError(f"operation {operation.name}: a pointwise program works on dense float32 and boolean masks")
     if output.numel() == 0:
         return []
     looped = _looped(instructions, operands, output) if output.numel() >= LEAST_NUMEL else None
@@ -70,7 +70,7 @@ def _operand(
         view = context.views[argument.tensor]
         if view.shape == output.shape and view.is_contiguous() and view.dtype == (torch.bool if mask else output.dtype):
             return view
-    raise ArenaError(f"operation {operation.name}: operand {argument!r} does not fit a fused program")
+    raise ArenaError(f"operation {operation.name}: operand {argument!r} does not fit a pointwise program")
 
 
 def _looped(
@@ -125,8 +125,8 @@ def _chunked(
     numbers = [scalar(item, output.dtype, context) if isinstance(item, float) else None for item in flat]
     result = output.view(-1)
     calls: list[Call] = []
-    for start in range(0, output.numel(), FUSED_CHUNK):
-        size = min(FUSED_CHUNK, output.numel() - start)
+    for start in range(0, output.numel(), POINTWISE_CHUNK):
+        size = min(POINTWISE_CHUNK, output.numel() - start)
         values: list[torch.Tensor] = []
         for item, number in zip(flat, numbers, strict=True):
             if number is not None:

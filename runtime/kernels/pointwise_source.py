@@ -1,4 +1,4 @@
-"""``arenaplan.fused`` as a compiled loop: its Python source, written from a checked program, and compiled by numba.
+"""``arenaplan.pointwise`` as a compiled loop: its Python source, written from a checked program, and compiled by numba.
 
 The loop reads and writes at one position only, so the result may lie on an operand: it is then the same array in the
 source too, since compilers vectorise a loop over two arrays only where these do not overlap.
@@ -114,7 +114,7 @@ def compiled(signature: Signature) -> int | None:
     }
     path = _kept(text)
     # The text was written above, from a table, around checked numbers.
-    exec(compile(text, str(path) if path else "<arenaplan.fused>", "exec"), namespace)  # noqa: S102
+    exec(compile(text, str(path) if path else "<arenaplan.pointwise>", "exec"), namespace)  # noqa: S102
     kinds: Any = numba.types
     made: Any = numba.cfunc(kinds.void(kinds.CPointer(kinds.int64)), cache=path is not None, error_model="numpy")(
         namespace["loop"]
@@ -125,7 +125,7 @@ def compiled(signature: Signature) -> int | None:
 def _kept(text: str) -> Path | None:
     """A file with the source, beside which numba keeps what it compiled; ``None`` where none can be written."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "arenaplan" / "fused"
+    folder = Path(home) / "arenaplan" / "pointwise"
     path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.py"
     try:
         if path.is_file() and path.read_text(encoding="utf-8") == text:

@@ -1,4 +1,4 @@
-"""Fused programs: against float64, compiled and in chunks, in place, special values; bad programs are refused."""
+"""Pointwise programs: against float64, compiled and in chunks, in place, special values; bad programs are refused."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planner.operators import FUSED, FUSED_CHUNK
+from planner.operators import POINTWISE, POINTWISE_CHUNK
 from planner.pointwise import ARITY, decode, registers
 from runtime.errors import ArenaError
-from runtime.kernels import fused, fused_source
+from runtime.kernels import pointwise, pointwise_source
 from tests.kernels.harness import perform
 
 EVALUATE: dict[str, Callable[..., torch.Tensor]] = {
@@ -32,7 +32,7 @@ EVALUATE: dict[str, Callable[..., torch.Tensor]] = {
     "where": torch.where,
 }
 #: Small enough for chunks of ATen calls (in two chunks, the last partial), and for the compiled loop with a remainder.
-SHAPES = {"one": (1,), "chunks": (3, FUSED_CHUNK // 2 + 1), "loop": (7, 4691)}
+SHAPES = {"one": (1,), "chunks": (3, POINTWISE_CHUNK // 2 + 1), "loop": (7, 4691)}
 
 
 def test_every_instruction_is_shown_here() -> None:
@@ -71,7 +71,7 @@ def test_each_instruction(shape: tuple[int, ...], name: str, overwrite: int | No
     program = ((name, *range(count)),)
     reference = expected(program, operands)
     position = None if overwrite is None else overwrite + 1
-    outcome = perform(FUSED, [program, *operands], {}, [reference.float()], overwrite=position)
+    outcome = perform(POINTWISE, [program, *operands], {}, [reference.float()], overwrite=position)
     torch.testing.assert_close(outcome.results[0].double(), reference, rtol=4e-7, atol=1e-37)
     assert outcome.allocated_nbytes == outcome.unplanned_nbytes == 0
 
@@ -83,8 +83,8 @@ def test_special_values_are_aten_s(name: str) -> None:
     operands = [source] * ARITY[name]
     program = ((name, *range(ARITY[name])),)
     reference = EVALUATE[name](*operands)
-    ours = perform(FUSED, [program, *operands], {}, [reference], count=False).results[0]
-    assert source.numel() >= fused.LEAST_NUMEL
+    ours = perform(POINTWISE, [program, *operands], {}, [reference], count=False).results[0]
+    assert source.numel() >= pointwise.LEAST_NUMEL
     torch.testing.assert_close(ours, reference, rtol=1e-6, atol=3e-45, equal_nan=True)
     if name != "relu":  # ATen's relu keeps −0 in some builds and not in others
         assert torch.equal(ours.nan_to_num().signbit(), reference.nan_to_num().signbit())
@@ -97,7 +97,7 @@ def test_error_in_units_of_the_last_place(name: str) -> None:
         [torch.linspace(-20, 20, numel), torch.logspace(-30, 1.2, numel), -torch.logspace(-30, 1.2, numel)]
     )
     reference = EVALUATE[name](source.double())
-    ours = perform(FUSED, [((name, 0),), source], {}, [reference.float()], count=False).results[0].double()
+    ours = perform(POINTWISE, [((name, 0),), source], {}, [reference.float()], count=False).results[0].double()
     exponent = torch.frexp(reference.abs().clamp_min(2.0**-126)).exponent
     assert ((ours - reference).abs() * 2.0 ** (24 - exponent).double()).max() < 3.0
 
@@ -122,7 +122,9 @@ def programs(draw_: Any) -> tuple[tuple[Any, ...], list[Any]]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(drawn=programs(), size=st.sampled_from([1, 5, 63, FUSED_CHUNK + 3]), overwrite=st.booleans(), loop=st.booleans())
+@given(
+    drawn=programs(), size=st.sampled_from([1, 5, 63, POINTWISE_CHUNK + 3]), overwrite=st.booleans(), loop=st.booleans()
+)
 def test_any_program(drawn: tuple[tuple[Any, ...], list[Any]], size: int, overwrite: bool, loop: bool) -> None:
     program, kinds = drawn
     operands: list[Any] = []
@@ -131,15 +133,15 @@ def test_any_program(drawn: tuple[tuple[Any, ...], list[Any]], size: int, overwr
         operands.append(value > 0 if kind == "mask" else float(value[0]) if kind == "number" else value.tanh())
     reference = expected(program, operands)
     reference = reference.expand(size)
-    before = fused.LEAST_NUMEL
+    before = pointwise.LEAST_NUMEL
     # The loop is compiled for few programs only: it takes half a second each.
-    fused.LEAST_NUMEL = 1 if loop and len(program) == 2 else 1 << 30
+    pointwise.LEAST_NUMEL = 1 if loop and len(program) == 2 else 1 << 30
     try:
         outcome = perform(
-            FUSED, [program, *operands], {}, [reference.float()], overwrite=1 if overwrite else None, count=False
+            POINTWISE, [program, *operands], {}, [reference.float()], overwrite=1 if overwrite else None, count=False
         )
     finally:
-        fused.LEAST_NUMEL = before
+        pointwise.LEAST_NUMEL = before
     scale = 1 + reference.abs().max().item()
     torch.testing.assert_close(outcome.results[0].double(), reference, rtol=1e-4, atol=1e-5 * scale)
 
@@ -181,17 +183,17 @@ BAD: dict[str, Any] = {
 def test_bad_programs_are_refused(arguments: list[Any]) -> None:
     x = torch.ones(4)
     with pytest.raises((ArenaError, ValueError)):
-        perform(FUSED, [*arguments, x], {}, [x])
+        perform(POINTWISE, [*arguments, x], {}, [x])
 
 
 @pytest.mark.parametrize(
     "operand", [torch.ones(5), torch.ones(4, dtype=torch.float64), torch.ones(4) > 0, "x"], ids=str
 )
 def test_operands_that_do_not_fit_are_refused(operand: Any) -> None:
-    with pytest.raises(ArenaError, match="fused program"):
-        perform(FUSED, [(("add", 0, 1),), torch.ones(4), operand], {}, [torch.ones(4)])
+    with pytest.raises(ArenaError, match="pointwise program"):
+        perform(POINTWISE, [(("add", 0, 1),), torch.ones(4), operand], {}, [torch.ones(4)])
 
 
 def test_source_names_nothing_from_the_program() -> None:
-    signature = fused_source.Signature(decode([(("tanh", 0),), 1.0]), (fused_source.TENSOR,), None)
-    assert "tanh(x0)" in fused_source.source(signature)
+    signature = pointwise_source.Signature(decode([(("tanh", 0),), 1.0]), (pointwise_source.TENSOR,), None)
+    assert "tanh(x0)" in pointwise_source.source(signature)

@@ -78,8 +78,7 @@ def _report(devices: list[DeviceRecord], alignment: int, time_limit: float, top:
     """Take the first device from the list, sum it up and pack it."""
     record = devices.pop(0)
     history = replay(record)
-    times = [event.time_us for event in record.events if event.time_us is not None]
-    figures = device_figures(history, (max(times) - min(times)) / 1e6 if times else None, top)
+    figures = device_figures(history, _seconds(record), top)
     traced = bool(record.events)
     del record
     if not traced:
@@ -93,6 +92,12 @@ def _report(devices: list[DeviceRecord], alignment: int, time_limit: float, top:
     start = time.perf_counter()
     packing = colour(problem, time_limit=time_limit, progress=say)
     return DeviceReport(history, figures, alignment, packing, time.perf_counter() - start)
+
+
+def _seconds(record: DeviceRecord) -> float | None:
+    """From the first event to the last, where they have times."""
+    times = [event.time_us for event in record.events if event.time_us is not None]
+    return (max(times) - min(times)) / 1e6 if times else None
 
 
 def _width() -> int:

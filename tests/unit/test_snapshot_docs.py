@@ -97,3 +97,18 @@ def test_the_plan_the_page_shows_is_the_plan():
     assert f"| alive at the peak in eager PyTorch | {device['peak_live_bytes'] / 2**20:.2f} |" in PAGE
     assert f"| eager's blocks, packed | {device['arena_bytes'] / 2**20:.2f} |" in PAGE
     assert device["peak_live_bytes"] > example.LIMIT_NBYTES
+
+
+def test_the_speed_the_page_states_is_the_one_measured():
+    report = json.loads((ROOT / "docs" / "benchmarks" / "snapshot.json").read_text())
+    small, big = report["cases"]
+    assert big["file_bytes"] >= 100e6
+    assert f"{big['events']:,} events" in PAGE
+    words = " ".join(PAGE.split())
+    for case, seconds in (
+        (big, f"{big['processor_seconds']:.0f} processor seconds"),
+        (small, f"took {small['processor_seconds']:.1f} s"),
+    ):
+        assert case["arena_bytes"] == case["lower_bound_bytes"]
+        assert seconds in words
+    assert f"at most {big['peak_resident_bytes'] / 1e9:.1f} GB" in words

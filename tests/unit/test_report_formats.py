@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 from plans import TRACED, PlanBuilder, small_plan, synthetic_plan, traced_plan
 
+from planner.bounds import lower_bound
+from planner.colouring import colour
 from planner.graph import Role
+from planner.packing_file import read_problem
 from planner.plan import Plan, padded
 from planner.report.chrome_trace import offset_map_chrome_trace
 from planner.report.csv_table import offset_map_csv
@@ -60,6 +63,22 @@ def test_the_rows_pose_the_same_problem(make):
     assert max(live.values()) == plan.lower_bound_nbytes
 
 
+@pytest.mark.parametrize("make", MAKERS)
+def test_our_own_packing_reads_the_table(make, tmp_path):
+    """With its offsets the table packs to itself; without them it is a problem with the plan's bound."""
+    plan = make()
+    path = tmp_path / "map.csv"
+    path.write_text(offset_map_csv(plan), encoding="utf-8")
+    packed = colour(read_problem(path))
+    places = zip(plan.graph.storages, plan.placements, strict=True)
+    assert packed.offsets == tuple(place.offset for place in plan.placements)
+    assert packed.peak_nbytes == max(place.offset + storage.nbytes for storage, place in places if storage.nbytes)
+    free = read_problem(path, keep_offsets=False)
+    assert all(lifetime.offset is None for lifetime in free.lifetimes)
+    assert lower_bound(free) <= plan.lower_bound_nbytes
+    assert colour(free, time_limit=0.1).peak_nbytes >= lower_bound(free)
+
+
 def test_the_first_columns_are_minimallocs():
     header, first, *_ = offset_map_csv(small_plan()).splitlines()
     assert header.startswith("id,lower,upper,size,offset,role")
@@ -83,6 +102,34 @@ def test_slices_of_one_row_take_turns(make):
         assert all(one[1] <= other[0] for one, other in itertools.pairwise(slices))
     counters = [event["args"]["live"] for event in events if event["ph"] == "C"]
     assert counters == list(live_nbytes(plan))
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_trace_events_have_the_fields_of_their_kind(make):
+    """As the Trace Event Format's document names them, for complete (X), counter (C) and metadata (M) events."""
+    plan = make()
+    document = json.loads(offset_map_chrome_trace(plan))
+    assert document["displayTimeUnit"] in ("ms", "ns")
+    names = {}
+    for event in document["traceEvents"]:
+        assert isinstance(event["name"], str)
+        assert type(event["pid"]) is int
+        assert type(event["tid"]) is int
+        assert isinstance(event["args"], dict)
+        if event["ph"] == "X":
+            assert isinstance(event["cat"], str)
+            assert event["ts"] >= 0
+            assert event["dur"] > 0
+            assert event["ts"] + event["dur"] <= plan.steps * 1000
+        elif event["ph"] == "C":
+            assert all(type(value) is int for value in event["args"].values())
+            assert 0 <= event["ts"] < plan.steps * 1000
+        else:
+            assert event["ph"] == "M"
+            assert event["name"] == "process_name"
+            names[event["pid"]] = event["args"]["name"]
+    assert {event["pid"] for event in document["traceEvents"]} == set(names)
+    assert sorted(names.values()) == ["arena", "operations"]
 
 
 # Memory snapshot

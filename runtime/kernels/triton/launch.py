@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import triton
 
+#: Whether kernels run in Triton's interpreter, which multiplies bfloat16 matrices wrongly unless they are cast first.
+INTERPRETED: bool = triton.knobs.runtime.interpret
 #: Elements of one tile of rows: enough work for four warps, few enough registers that none is spilled.
 TILE_NUMEL = 1024
 #: Columns a tile may have. Rows longer than the longest are read in chunks of it.

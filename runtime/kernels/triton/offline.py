@@ -40,7 +40,7 @@ SHARED_LIMIT_NBYTES: Mapping[str, int] = MappingProxyType({"sm_80": 163 << 10, "
 _MATRIX_INSTRUCTIONS: Mapping[str, str] = MappingProxyType(
     {"sm_80": r"\bmma\.sync", "sm_90": r"\bwgmma\.mma_async|\bmma\.sync", "gfx942": r"\bv_mfma_"}
 )
-_CUDA_DIVISIBLE = 16
+_DIVISIBLE = [["tt.divisibility", 16]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +65,13 @@ class Resources:
 
 
 def compile_for(kernel: Kernel, configuration: Configuration, target: str) -> Resources:
-    """Compile one configuration; pointers and strides count as multiples of 16, as those of an arena are."""
-    constants = dict(configuration.setting.constants)
-    signature = {**configuration.signature, **dict.fromkeys(constants, "constexpr")}
+    """Compile one configuration; pointers count as multiples of 16, as those of an arena are."""
+    kinds = configuration.signature
+    constants = {**configuration.setting.constants, **{name: 1 for name, kind in kinds.items() if kind == "=1"}}
+    signature = {name: kind.removesuffix("%16") for name, kind in kinds.items()} | dict.fromkeys(constants, "constexpr")
     order = kernel.function.arg_names
     attributes = {
-        (order.index(name),): [["tt.divisibility", _CUDA_DIVISIBLE]]
-        for name, kind in configuration.signature.items()
-        if kind.startswith("*")
+        (order.index(name),): _DIVISIBLE for name, kind in kinds.items() if kind.startswith("*") or kind.endswith("%16")
     }
     source = ASTSource(kernel.function, {name: signature[name] for name in order}, constants, attributes)
     options = configuration.setting.options()
@@ -137,8 +136,8 @@ def resources(
 
 
 def sampled(kernel: Kernel) -> tuple[Configuration, ...]:
-    """The last configuration of each signature: a table lists the largest tile last."""
-    last = {tuple(configuration.signature.items()): configuration for configuration in kernel.configurations}
+    """The last configuration of each dtype: a table lists the largest tile last."""
+    last = {configuration.name.split(maxsplit=1)[0]: configuration for configuration in kernel.configurations}
     return tuple(last.values())
 
 

@@ -16,6 +16,13 @@ from runtime.kernels.triton.launch import Setting
 MODULES: tuple[str, ...] = (
     "runtime.kernels.triton.dropout",
     "runtime.kernels.triton.softmax",
+    "runtime.kernels.triton.matmul",
+    "runtime.kernels.triton.norm",
+    "runtime.kernels.triton.gelu",
+    "runtime.kernels.triton.swiglu",
+    "runtime.kernels.triton.cross_entropy",
+    "runtime.kernels.triton.embedding",
+    "runtime.kernels.triton.sums",
 )
 
 #: Triton's names of the dtypes kernels are compiled for.
@@ -39,7 +46,8 @@ class Configuration:
 
     Attributes:
         name: unique within the kernel, for messages and the table of resources.
-        signature: Triton type of every run-time argument by name, ``"*fp16"``, ``"i64"``, ``"fp32"``.
+        signature: Triton type of every run-time argument by name, ``"*fp16"``, ``"i64"``, ``"fp32"``. As when launched,
+            ``"=1"`` is an integer that is 1 and ``"i64%16"`` one that is a multiple of 16: each is compiled for itself.
         setting: compile-time constants, warps and stages.
     """
 
@@ -72,10 +80,12 @@ def signature(spec: str) -> dict[str, str]:
     return dict(item.split(":") for item in spec.split())
 
 
-def configurations(spec: str, settings: Iterable[Setting], dtypes: Iterable[str] = FLOATS) -> tuple[Configuration, ...]:
+def configurations(
+    spec: str, settings: Iterable[Setting], dtypes: Iterable[str] = FLOATS, suffix: str = ""
+) -> tuple[Configuration, ...]:
     """One configuration for each dtype, written ``T`` in the signature, and each setting."""
     return tuple(
-        Configuration(f"{dtype} {describe(setting)}", signature(spec.replace("*T", f"*{dtype}")), setting)
+        Configuration(f"{dtype} {describe(setting)}{suffix}", signature(spec.replace("*T", f"*{dtype}")), setting)
         for setting in settings
         for dtype in dtypes
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from planner.verify import verify
 from runtime.arena import Arena
 from runtime.errors import ArenaError, InputError
 from runtime.kernels import Call, Context, attention_eager, bind  # noqa: F401
+from runtime.kernels.triton import available
 from runtime.lanes import Section
 
 
@@ -27,6 +29,8 @@ class ArenaRuntime:
             this process knows the module's own, those it had when it was traced. Parameters put in their place later
             (``load_state_dict(assign=True)``) are not seen: pass them here, or trace again.
         arena: memory to run in, at least as large as the plan's arena and as strictly aligned; by default its own.
+        kernels: ``"triton"`` binds operations that have a Triton kernel to it, ``"aten"`` none, ``"auto"`` does so on a
+            GPU where Triton is installed.
 
     What a call returns are views of the arena, valid until the next call.
     """
@@ -38,6 +42,7 @@ class ArenaRuntime:
         state: Mapping[str, torch.Tensor] | None = None,
         *,
         arena: Arena | None = None,
+        kernels: str = "auto",
     ) -> None:
         verify(plan)
         self.plan = plan
@@ -51,7 +56,7 @@ class ArenaRuntime:
         self._constants = tuple((self._view(port), self._constant(port)) for port in graph.constants)
         self._input_at = {port.tensor: position for position, port in enumerate(graph.inputs)}
         self._state_at = {port.tensor: position for position, (port, _, _) in enumerate(self._states)}
-        self._program = _program(graph, self.views)
+        self._program = _program(graph, self.views, triton=_uses_triton(kernels, self.arena.device))
         self._aliases = self._overlapping_inputs()
 
     def __call__(self, *inputs: Any, copy: bool = False, poison: bool = False) -> Any:
@@ -94,10 +99,14 @@ class ArenaRuntime:
 
         Nothing is allocated, unless the plan lists operators as unplanned.
 
-        Lanes of a section run side by side on up to ``threads`` threads (default ``torch.get_num_threads()``).
+        Lanes of a section run side by side on up to ``threads`` threads (default ``torch.get_num_threads()``); on a GPU
+        everything is put on the current stream in order, which a CUDA graph can capture.
         """
         workers = torch.get_num_threads() if threads is None else threads
-        with torch.no_grad():
+        on_device: AbstractContextManager[object] = nullcontext()
+        if self.arena.device.type == "cuda":
+            workers, on_device = 1, torch.cuda.device(self.arena.device)
+        with torch.no_grad(), on_device:
             for item in self._program:
                 if isinstance(item, Section):
                     item.run(workers)
@@ -186,20 +195,25 @@ class ArenaRuntime:
                     _place(target, self.views[port.tensor])
 
 
-def _program(graph: Graph, views: list[torch.Tensor]) -> list[Call | Section]:
+def _program(graph: Graph, views: list[torch.Tensor], *, triton: bool) -> list[Call | Section]:
     """Bound calls in order, those of a section gathered by lane; every lane has scratch of its own."""
     program: list[Call | Section] = []
     lanes: dict[int, list[Call]] = {}
     contexts: dict[int | None, Context] = {}
-    for operation in graph.operations:
+    fused, dropped = _fused(graph, views) if triton else ({}, frozenset())
+    for position, operation in enumerate(graph.operations):
         if operation.lane is None and lanes:
             program.append(Section(list(lanes.values())))
             lanes = {}
         try:
-            calls = bind(operation, contexts.setdefault(operation.lane, Context(views)))
+            calls = bind(operation, contexts.setdefault(operation.lane, Context(views, triton=triton)))
         except (IndexError, TypeError, ValueError, RuntimeError) as error:
             cause = f"operation {operation.name} ({operation.operator}) cannot be bound to its tensors: {error}"
             raise ArenaError(cause) from error
+        if position in fused:
+            calls = [fused[position]]
+        elif position in dropped:
+            calls = []
         if operation.lane is None:
             program += calls
         else:
@@ -207,6 +221,24 @@ def _program(graph: Graph, views: list[torch.Tensor]) -> list[Call | Section]:
     if lanes:
         program.append(Section(list(lanes.values())))
     return program
+
+
+def _fused(graph: Graph, views: list[torch.Tensor]) -> tuple[dict[int, Call], frozenset[int]]:
+    """Launches that stand for whole chains, by position, and the operations they leave out."""
+    from runtime.kernels.triton.fusion import fusions
+
+    found = fusions(graph, views)
+    launches: dict[int, Call] = {fusion.position: fusion.launch for fusion in found}
+    return launches, frozenset(position for fusion in found for position in fusion.dropped)
+
+
+def _uses_triton(kernels: str, device: torch.device) -> bool:
+    """Whether to bind Triton's kernels: where asked for, or on a GPU where it is installed."""
+    if kernels not in ("auto", "triton", "aten"):
+        raise ArenaError(f"kernels {kernels!r} are unknown; use auto, triton or aten")
+    if kernels == "triton" and not available():
+        raise ArenaError("Triton is not installed; pip install 'arenaplan[triton]', or use kernels='aten'")
+    return kernels == "triton" or (kernels == "auto" and device.type == "cuda" and available())
 
 
 def _place(view: torch.Tensor, value: torch.Tensor) -> None:

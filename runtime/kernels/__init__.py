@@ -73,11 +73,18 @@ def bind(operation: Operation, context: Context) -> list[Call]:
         ArenaError: the operator does not fit its tensors.
     """
     binder = TABLE.get(operation.operator)
+    if binder is None:
+        if not operation.operator.startswith("aten."):
+            raise UnknownOperatorError(operation.operator, operation.name)
+        aten.check_fit(operation, context)
+    if context.triton:
+        from runtime.kernels.triton.table import bind_triton
+
+        launches = bind_triton(operation, context)
+        if launches is not None:
+            return launches
     if binder is not None:
         return binder(operation, context)
-    if not operation.operator.startswith("aten."):
-        raise UnknownOperatorError(operation.operator, operation.name)
-    aten.check_fit(operation, context)
     binder = ATEN_TABLE.get(base_name(operation.operator))
     if binder is not None:
         return binder(operation, context)

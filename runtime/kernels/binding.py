@@ -20,10 +20,12 @@ class Context:
     Attributes:
         views: one per tensor of the plan.
         scratch: float32 scratch outside the arena, by size in elements; listed in the plan as unplanned.
+        triton: whether operations that have a Triton kernel run it.
     """
 
     views: list[torch.Tensor]
     scratch: dict[int, torch.Tensor] = field(default_factory=dict)
+    triton: bool = False
 
     def outputs(self, operation: Operation) -> list[torch.Tensor]:
         """Views of the tensors an operation writes, unused results left out."""

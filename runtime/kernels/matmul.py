@@ -35,15 +35,16 @@ def bind_matmul(operation: Operation, context: Context) -> list[Call]:
     calls: list[Call] = []
     if work >= SINGLE_MATRIX_WORK or out.dim() == 2:
         return [
-            _single(left[index], right[index], None if added is None else added[index], out[index])
+            single_product(left[index], right[index], None if added is None else added[index], out[index])
             for index in _indices(out.shape[:-2])
         ]
-    for a, b, c, o in _batches(left, right, added, out):
+    for a, b, c, o in merged_batches(left, right, added, out):
         calls.append(partial(torch.bmm, a, b, out=o) if c is None else partial(torch.baddbmm, c, a, b, out=o))
     return calls
 
 
-def _single(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, o: torch.Tensor) -> Call:
+def single_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, o: torch.Tensor) -> Call:
+    """``o = a · b (+ c)`` of matrices, by BLAS."""
     return partial(torch.mm, a, b, out=o) if c is None else partial(torch.addmm, c, a, b, out=o)
 
 
@@ -51,7 +52,7 @@ def _indices(shape: torch.Size) -> Iterator[tuple[int, ...]]:
     return product(*(range(size) for size in shape))
 
 
-def _batches(
+def merged_batches(
     left: torch.Tensor, right: torch.Tensor, added: torch.Tensor | None, out: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]]:
     """Three-dimensional operands that together cover the batch: as many dimensions merged as strides allow."""

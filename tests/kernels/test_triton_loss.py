@@ -46,6 +46,23 @@ def test_cross_entropy(width, dtype, reduction):
     slots.check()
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_the_backward_from_log_probabilities(reduction):
+    slots = Slots()
+    value, target = numbers(1, 7, 43), torch.tensor([0, 1, 42, -100, 5, 5, 9])
+    wide = value.double().requires_grad_()
+    incoming = numbers(2, 7) if reduction == "none" else torch.tensor([0.5])
+    expected = F.cross_entropy(wide, target, reduction=reduction)
+    expected.backward(incoming.double().view(expected.shape))
+    x = slots.place(value.log_softmax(-1))
+    counted = slots.place(torch.tensor([6.0]))
+    cross_entropy.launch_backward(
+        x, slots.place(target), None, slots.place(incoming), counted, x, reduction=reduction
+    )()
+    close(x, wide.grad, factor=4)
+    slots.check()
+
+
 def test_logits_of_a_wider_tensor_and_rows_of_minus_infinity():
     slots = Slots()
     value = numbers(1, 3, 50)

@@ -2,6 +2,7 @@
 
 Forward: ``loss[i] = log Σⱼ e^x[i,j] − x[i, t[i]]``, and the logarithm kept for the backward; rows whose target is
 ``ignore_index`` give 0. The rows' losses are then added in one order and, for a mean, divided by the rows counted.
+The backward takes logits with that logarithm, or log-probabilities, as the planner's own operator keeps them.
 Backward: ``∇x[i, j] = (e^(x[i,j] − lse[i]) − [j = t[i]]) · ∇loss``, onto x. In float32. A target outside the classes
 gives NaN, and no memory outside the logits is touched.
 """
@@ -17,7 +18,8 @@ from runtime.kernels.triton.registry import Kernel, configurations
 
 #: Rows whose losses are read at a time by the one program that adds them.
 SUM_BLOCK = 1024
-REDUCTIONS = {"mean": 1, "sum": 2}
+#: How rows are reduced; PyTorch's numbers.
+REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 _BLOCKS = (1024, LONGEST_ROW)
 
 
@@ -68,16 +70,19 @@ def cross_entropy_sum_kernel(losses, targets, out, counted, rows, ignored, MEAN:
 
 @triton.jit
 def cross_entropy_backward_kernel(x, targets, lse, grad, counted, out, width, x_stride, out_stride, ignored,
-                                  MEAN: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """One row by BLOCK columns; ``grad`` and ``counted`` point to one number."""
+                                  LOGITS: tl.constexpr, REDUCTION: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """One row by BLOCK columns; ``grad`` points to one number, or without reduction to one a row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     target = tl.load(targets + row)
-    scale = tl.load(grad).to(tl.float32)
-    if MEAN:
+    place = row if REDUCTION == 0 else row * 0
+    scale = tl.load(grad + place).to(tl.float32)
+    if REDUCTION == 1:
         scale = scale / tl.load(counted).to(tl.float32)
     value = tl.load(x + row * x_stride + column, mask=column < width, other=float("-inf")).to(tl.float32)
-    share = tl.exp(value - tl.load(lse + row))
+    if LOGITS:
+        value = value - tl.load(lse + row)
+    share = tl.exp(value)
     share = tl.where(column == target, share - 1.0, share) * scale
     share = tl.where((target < 0) | (target >= width), float("nan"), share)
     share = tl.where(target == ignored, 0.0, share)
@@ -121,9 +126,9 @@ def launch(
 
 
 def launch_backward(
-    logits: torch.Tensor,
+    x: torch.Tensor,
     targets: torch.Tensor,
-    lse: torch.Tensor,
+    lse: torch.Tensor | None,
     grad: torch.Tensor,
     counted: torch.Tensor,
     out: torch.Tensor,
@@ -131,18 +136,23 @@ def launch_backward(
     reduction: str = "mean",
     ignore_index: int = -100,
 ) -> Launch | None:
-    """Bind the gradient of the logits from ``grad``, the gradient of the loss; ``out`` may be ``logits``.
+    """Bind the gradient of the logits from ``grad``, the gradient of the loss; ``out`` may be ``x``.
 
-    ``None`` if the logits are empty or strides are no rows.
+    Args:
+        x: logits (rows, classes) with ``lse`` of the forward, or log-probabilities without.
+        grad: one number, or one a row for the reduction ``"none"``.
+        counted: what a mean divides by, one number.
+
+    ``None`` if x is empty or strides are no rows.
     """
-    source, target = as_rows(logits), as_rows(out)
-    if source is None or target is None or logits.numel() == 0:
+    source, target = as_rows(x), as_rows(out)
+    if source is None or target is None or x.numel() == 0:
         return None
     rows, width, stride = source
-    chosen = _setting(width, MEAN=int(reduction == "mean"))
+    chosen = _setting(width, LOGITS=int(lse is not None), REDUCTION=REDUCTIONS[reduction])
     grid = (rows, -(-width // chosen.constants["BLOCK"]))
-    numbers = (width, stride, target[2], ignore_index)
-    return Launch(cross_entropy_backward_kernel, grid, (logits, targets, lse, grad, counted, out, *numbers), chosen)
+    tensors = (x, targets, grad if lse is None else lse, grad, counted, out)
+    return Launch(cross_entropy_backward_kernel, grid, (*tensors, width, stride, target[2], ignore_index), chosen)
 
 
 KERNELS = (
@@ -167,7 +177,12 @@ KERNELS = (
         cross_entropy_backward_kernel,
         configurations(
             "x:*T targets:*i64 lse:*fp32 grad:*T counted:*T out:*T width:i32 x_stride:i64 out_stride:i64 ignored:i64",
-            tuple(_setting(width, MEAN=mean) for mean in (0, 1) for width in _BLOCKS),
+            tuple(
+                _setting(width, LOGITS=logits, REDUCTION=reduction)
+                for logits in (0, 1)
+                for reduction in REDUCTIONS.values()
+                for width in _BLOCKS
+            ),
         ),
     ),
 )

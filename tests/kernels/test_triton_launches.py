@@ -28,10 +28,10 @@ def test_every_step_launches_what_was_bound_in_order(recorded):
 
 
 def test_attention_launches_one_softmax_each_way_between_its_products(recorded):
-    """B = 2, N = 3, L = 64, d = 32: rows of 64 in tiles of 16, one tile of 64 × 64 for each product of each head."""
-    launches = [tuple(name) for name in map(tuple, ((n, tuple(g)) for n, g, _ in recorded["steps"][0]))]
-    assert launches.count(("softmax_kernel", (2 * 3 * 64 // 16, 1, 1))) == 1
-    assert launches.count(("softmax_backward_kernel", (2 * 3 * 64 // 16, 1, 1))) == 1
+    """B = 2, N = 3, L = 64, d = 32: rows of 64 in tiles of 4, one tile of 64 × 64 for each product of each head."""
+    launches = [(name, tuple(grid)) for name, grid, _ in recorded["steps"][0]]
+    assert launches.count(("softmax_kernel", (2 * 3 * 64 // 4, 1, 1))) == 1
+    assert launches.count(("softmax_backward_kernel", (2 * 3 * 64 // 4, 1, 1))) == 1
     products = [grid for name, grid in launches if name == "matmul_kernel"]
     assert products
     assert set(products) == {(6, 1, 1)}

@@ -89,9 +89,13 @@ def cross_entropy_backward_kernel(x, targets, lse, grad, counted, out, width, x_
     tl.store(out + row * out_stride + column, share.to(out.dtype.element_ty), mask=column < width)
 
 
-def _setting(width: int, **constants: int) -> Setting:
+def _setting(width: int) -> Setting:
     tile = row_tile(_BLOCKS[0] if width <= _BLOCKS[0] else _BLOCKS[1])
-    return Setting({**constants, "BLOCK": tile.block}, tile.num_warps)
+    return Setting({"BLOCK": tile.block}, tile.num_warps)
+
+
+def _backward_setting(logits: int, reduction: int) -> Setting:
+    return Setting({"LOGITS": logits, "REDUCTION": reduction, "BLOCK": _BLOCKS[0]}, 4)
 
 
 def launch(
@@ -149,7 +153,7 @@ def launch_backward(
     if source is None or target is None or x.numel() == 0:
         return None
     rows, width, stride = source
-    chosen = _setting(width, LOGITS=int(lse is not None), REDUCTION=REDUCTIONS[reduction])
+    chosen = _backward_setting(int(lse is not None), REDUCTIONS[reduction])
     grid = (rows, -(-width // chosen.constants["BLOCK"]))
     tensors = (x, targets, grad if lse is None else lse, grad, counted, out)
     return Launch(cross_entropy_backward_kernel, grid, (*tensors, width, stride, target[2], ignore_index), chosen)
@@ -177,12 +181,7 @@ KERNELS = (
         cross_entropy_backward_kernel,
         configurations(
             "x:*T targets:*i64 lse:*fp32 grad:*T counted:*T out:*T width:i32 x_stride:i64 out_stride:i64 ignored:i64",
-            tuple(
-                _setting(width, LOGITS=logits, REDUCTION=reduction)
-                for logits in (0, 1)
-                for reduction in REDUCTIONS.values()
-                for width in _BLOCKS
-            ),
+            tuple(_backward_setting(logits, reduction) for logits in (0, 1) for reduction in REDUCTIONS.values()),
         ),
     ),
 )

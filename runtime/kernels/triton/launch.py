@@ -14,7 +14,7 @@ INTERPRETED: bool = triton.knobs.runtime.interpret
 #: Elements of one tile of rows: enough work for four warps, few enough registers that none is spilled.
 TILE_NUMEL = 1024
 #: Columns a tile may have. Rows longer than the longest are read in chunks of it.
-BLOCKS = (64, 256, 1024, 2048, 4096)
+BLOCKS = (256, 1024, 2048, 4096)
 LONGEST_ROW = BLOCKS[-1]
 
 

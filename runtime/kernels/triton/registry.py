@@ -27,17 +27,6 @@ MODULES: tuple[str, ...] = (
 
 #: Triton's names of the dtypes kernels are compiled for.
 FLOATS = ("fp16", "bf16", "fp32")
-TRITON_DTYPE: Mapping[str, str] = {
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float32": "fp32",
-    "float64": "fp64",
-    "int32": "i32",
-    "int64": "i64",
-    "bool": "i1",
-    "uint8": "u8",
-    "int8": "i8",
-}
 
 
 @dataclass(frozen=True, slots=True)

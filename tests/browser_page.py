@@ -72,7 +72,11 @@ class MapPage:
         page.on("request", lambda request: self.requests.append(request.url))
         self.url = path.as_uri()
         page.goto(self.url)
-        page.wait_for_selector("html[data-ready]", timeout=60_000)
+        loaded = "document.querySelector('html[data-ready], #maps[data-failed]') !== null"
+        try:
+            page.wait_for_function(loaded, timeout=60_000)
+        finally:
+            self.check()
 
     def _heard(self, message: Any) -> None:
         # Reading single pixels is what these tests do, not the page.

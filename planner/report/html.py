@@ -16,7 +16,7 @@ from planner.plan import Plan
 from planner.report.viewer_data import packed, page_data
 
 #: In the order in which they define what the next ones use.
-SCRIPTS = ("text", "alive", "data", "colours", "facts", "map", "panel", "search", "controls", "main")
+SCRIPTS = ("text", "alive", "data", "colours", "facts", "map", "panel", "search", "controls", "chrome", "main")
 _UNPRINTABLE = re.compile(r"[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 

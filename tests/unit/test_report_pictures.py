@@ -6,10 +6,16 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 import struct
+import subprocess
+import sys
+import zipfile
 import zlib
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -22,7 +28,7 @@ from planner.plan import Plan
 from planner.report import svg
 from planner.report.colours import ROLE_COLOURS, text_colour
 from planner.report.facts import live_nbytes
-from planner.report.html import offset_map_html
+from planner.report.html import SCRIPTS, offset_map_html
 from planner.report.svg import offset_map_svg
 
 HOSTILE = (
@@ -233,3 +239,35 @@ def test_the_page_of_many_storages_stays_small():
 
 def test_the_same_plan_gives_the_same_page():
     assert offset_map_html(small_plan()) == offset_map_html(small_plan())
+
+
+def test_every_file_of_the_viewer_is_in_the_page_and_readable():
+    folder = files("planner.report").joinpath("viewer")
+    sources = {entry.name: entry.read_text(encoding="utf-8") for entry in folder.iterdir()}
+    assert {name.removesuffix(".js") for name in sources if name.endswith(".js")} == set(SCRIPTS)
+    page = offset_map_html(small_plan())
+    for name, text in sources.items():
+        assert max(map(len, text.splitlines())) <= 120, name
+        assert len(text.splitlines()) <= 300, name
+        if name != "page.html":
+            assert text in page
+        if name.endswith(".js"):
+            assert "</script" not in text.lower()
+            assert "<!--" not in text
+
+
+@pytest.mark.slow
+def test_the_built_package_holds_the_viewer(tmp_path):
+    root = Path(__file__).resolve().parents[2]
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(root / name, tmp_path / name)
+    for package in ("planner", "runtime"):
+        shutil.copytree(root / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    pytest.importorskip("setuptools", reason="setuptools builds the package")
+    build = "from setuptools.build_meta import build_wheel; print(build_wheel('.'))"
+    done = subprocess.run([sys.executable, "-c", build], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(tmp_path / done.stdout.splitlines()[-1]) as wheel:
+        inside = {name for name in wheel.namelist() if name.startswith("planner/report/viewer/")}
+    here = {f"planner/report/viewer/{entry.name}" for entry in files("planner.report").joinpath("viewer").iterdir()}
+    assert inside == here

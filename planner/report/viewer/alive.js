@@ -1,5 +1,6 @@
-// Which storage lies at a time and an offset: a segment tree over half steps. A storage stands in the O(log steps) nodes
-// that make up its lifetime; storages in one node are all alive throughout it, so they are disjoint and sorted by offset.
+// Which storage lies at a time and an offset: a segment tree over half steps. A storage stands in the O(log steps)
+// nodes that make up its lifetime; storages in one node are all alive throughout it, so they are disjoint, and sorted
+// by offset.
 class Alive {
   constructor(plan) {
     this.plan = plan;
@@ -54,7 +55,9 @@ class Alive {
     let found = -1;
     this.#path(half, node => {
       const at = this.#past(node, offset - 1) - 1;
-      if (at >= this.start[node] && (found < 0 || this.plan.offset[this.list[at]] > this.plan.offset[found])) found = this.list[at];
+      if (at < this.start[node]) return;
+      const i = this.list[at];
+      if (found < 0 || this.plan.offset[i] > this.plan.offset[found]) found = i;
     });
     return found;
   }
@@ -64,7 +67,9 @@ class Alive {
     let found = -1;
     this.#path(half, node => {
       const at = this.#past(node, offset - 1);
-      if (at < this.start[node + 1] && (found < 0 || this.plan.offset[this.list[at]] < this.plan.offset[found])) found = this.list[at];
+      if (at >= this.start[node + 1]) return;
+      const i = this.list[at];
+      if (found < 0 || this.plan.offset[i] < this.plan.offset[found]) found = i;
     });
     return found;
   }
@@ -72,8 +77,9 @@ class Alive {
   /** Storages alive during a step; where bytes change hands, both. */
   during(step) {
     const found = new Set();
-    for (const half of [2 * step, 2 * step + 1])
-      this.#path(half, node => { for (let at = this.start[node]; at < this.start[node + 1]; at++) found.add(this.list[at]); });
+    for (const half of [2 * step, 2 * step + 1]) this.#path(half, node => {
+      for (let at = this.start[node]; at < this.start[node + 1]; at++) found.add(this.list[at]);
+    });
     return [...found];
   }
 }

@@ -1,7 +1,8 @@
 // Colours by role, module or dtype. The palette and the ramp stay apart for colour-blind readers, on light and dark.
 
 /** Cividis (Nuñez, Anderton, Renslow 2018), for ordered groups: the layers of a deep model. */
-const RAMP = ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"];
+const RAMP = ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55",
+  "#fee838"];
 const NEUTRAL = "#848b94";
 const channels = hex => [1, 3, 5].map(at => parseInt(hex.slice(at, at + 2), 16));
 const hexOf = parts => "#" + parts.map(part => Math.round(part).toString(16).padStart(2, "0")).join("");
@@ -9,7 +10,8 @@ const packed = ([r, g, b]) => (0xff000000 | (Math.round(b) << 16) | (Math.round(
 const blend = (one, two, share) => one.map((part, k) => part * share + two[k] * (1 - share));
 
 function luminance(hex) {
-  const [r, g, b] = channels(hex).map(part => part / 255).map(part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+  const linear = part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  const [r, g, b] = channels(hex).map(part => linear(part / 255));
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }
 const inkOn = hex => luminance(hex) > 0.19 ? "#14161a" : "#ffffff";
@@ -26,7 +28,8 @@ class Colours {
     this.mode = "role";
     this.alone = null;
     this.deepest = 1;
-    for (const { modules } of plans) for (const path of modules) this.deepest = Math.max(this.deepest, path.split(".").length);
+    for (const { modules } of plans)
+      for (const path of modules) this.deepest = Math.max(this.deepest, path.split(".").length);
     this.depth = 1;
     while (this.depth < this.deepest && this.#largestModule() > 0.4) this.depth++;
     this.regroup(false);
@@ -39,7 +42,12 @@ class Colours {
     for (const plan of this.plans) {
       const sizes = new Float64Array(plan.modules.length);
       for (const k of plan.module) sizes[k]++;
-      plan.modules.forEach((path, k) => { if (path) { counts.set(this.#path(path), (counts.get(this.#path(path)) || 0) + sizes[k]); all += sizes[k]; } });
+      plan.modules.forEach((path, k) => {
+        if (!path) return;
+        const group = this.#path(path);
+        counts.set(group, (counts.get(group) || 0) + sizes[k]);
+        all += sizes[k];
+      });
     }
     let most = 0;
     for (const count of counts.values()) most = Math.max(most, count);
@@ -62,7 +70,10 @@ class Colours {
       const { column, name } = this.#kinds(plan), present = new Set(column), groupOf = new Map();
       for (const k of [...present].sort((a, b) => a - b)) {
         const key = name(k);
-        if (!index.has(key)) { index.set(key, this.groups.length); this.groups.push({ name: key, colour: "", count: 0 }); }
+        if (!index.has(key)) {
+          index.set(key, this.groups.length);
+          this.groups.push({ name: key, colour: "", count: 0 });
+        }
         groupOf.set(k, index.get(key));
       }
       const found = column.map(k => groupOf.get(k));
@@ -93,5 +104,7 @@ class Colours {
       faint: Uint32Array.from(this.groups, ({ rgb }) => packed(blend(rgb, ground, 0.16))),
     };
   }
-  stands(p, i, matches) { return (this.alone === null || this.alone.has(this.groupOf[p][i])) && (!matches || matches.has(i)); }
+  stands(p, i, matches) {
+    return (this.alone === null || this.alone.has(this.groupOf[p][i])) && (!matches || matches.has(i));
+  }
 }

@@ -32,7 +32,8 @@ function pointerControls(app, map) {
     if (touches.has(event.pointerId)) touches.set(event.pointerId, event);
     if (pinch && touches.size === 2) {
       const now = spread([...touches.values()]), p = map.at({ clientX: now.x, clientY: now.y });
-      app.zoom(p.t, p.o, pinch.wide > 30 ? pinch.wide / Math.max(now.wide, 10) : 1, pinch.high > 30 ? pinch.high / Math.max(now.high, 10) : 1);
+      const by = (before, after) => before > 30 ? before / Math.max(after, 10) : 1;
+      app.zoom(p.t, p.o, by(pinch.wide, now.wide), by(pinch.high, now.high));
       pinch = now;
       return;
     }
@@ -47,8 +48,8 @@ function pointerControls(app, map) {
         return;
       }
       plot.classList.add("moving");
-      const f = map.frame();
-      app.move((drag.x - event.clientX) / (f.x1 - f.x0) * (app.view.t1 - app.view.t0), (event.clientY - drag.y) / (f.y1 - f.y0) * (app.view.o1 - app.view.o0));
+      const f = map.frame(), { t0, t1, o0, o1 } = app.view, right = drag.x - event.clientX, up = event.clientY - drag.y;
+      app.move(right / (f.x1 - f.x0) * (t1 - t0), up / (f.y1 - f.y0) * (o1 - o0));
       drag.x = event.clientX;
       drag.y = event.clientY;
       return;
@@ -66,7 +67,7 @@ function pointerControls(app, map) {
     if (event.type === "pointercancel") return;
     if (done.moved && done.box) {
       if (Math.abs(p.x - done.from.x) > 5 && Math.abs(p.y - done.from.y) > 5)
-        app.look(Math.min(p.t, done.from.t), Math.max(p.t, done.from.t), Math.min(p.o, done.from.o), Math.max(p.o, done.from.o));
+        app.look(...[p.t, done.from.t].sort((a, b) => a - b), ...[p.o, done.from.o].sort((a, b) => a - b));
       else map.draw();
     } else if (!done.moved) app.click(map, p);
   };
@@ -91,25 +92,30 @@ function showTip(text, event) {
   tip.textContent = text;
   tip.hidden = false;
   const box = tip.getBoundingClientRect();
-  const x = event.clientX + 14 + box.width > innerWidth - 6 ? event.clientX - box.width - 12 : event.clientX + 14;
-  const y = event.clientY + 14 + box.height > innerHeight - 6 ? event.clientY - box.height - 12 : event.clientY + 14;
-  tip.style.transform = "translate(" + Math.max(4, x) + "px, " + Math.max(4, y) + "px)";
+  const beside = (at, extent, room) => Math.max(4, at + 14 + extent > room - 6 ? at - extent - 12 : at + 14);
+  const x = beside(event.clientX, box.width, innerWidth), y = beside(event.clientY, box.height, innerHeight);
+  tip.style.transform = "translate(" + x + "px, " + y + "px)";
 }
 function hideTip() { document.getElementById("tip").hidden = true; }
 
 /** Keys that work anywhere but in a field, and keys of the map. */
 function keyControls(app) {
+  const nearer = 0.75, farther = 1 / nearer, far = event => event.shiftKey ? 10 : 1;
   const anywhere = {
     "/": () => app.search.field.focus(), "?": () => document.getElementById("help").showModal(), "0": () => app.whole(),
-    n: () => app.search.jump(1), N: () => app.search.jump(-1), p: () => app.goTo(app.active.plan.peak), c: () => app.nextMode(),
-    t: () => app.toggleTheme(), f: () => app.fit(app.active, app.active.selected), o: () => app.otherPlan(),
+    n: () => app.search.jump(1), N: () => app.search.jump(-1), p: () => app.goTo(app.active.plan.peak),
+    c: () => app.nextMode(), t: () => app.toggleTheme(), 
+    f: () => app.fit(app.active, app.active.selected), o: () => app.otherPlan(),
     "[": () => app.selectChain(-1), "]": () => app.selectChain(1),
-    Escape: () => app.letGo(), "+": () => app.zoomMiddle(0.75, 0.75), "=": () => app.zoomMiddle(0.75, 0.75), "-": () => app.zoomMiddle(4 / 3, 4 / 3),
-    x: () => app.zoomMiddle(0.75, 1), X: () => app.zoomMiddle(4 / 3, 1), y: () => app.zoomMiddle(1, 0.75), Y: () => app.zoomMiddle(1, 4 / 3),
-    w: () => app.moveBy(0, 0.15), s: () => app.moveBy(0, -0.15), a: () => app.moveBy(-0.15, 0), d: () => app.moveBy(0.15, 0),
+    Escape: () => app.letGo(), "+": () => app.zoomMiddle(nearer, nearer), "=": () => app.zoomMiddle(nearer, nearer),
+    "-": () => app.zoomMiddle(farther, farther),
+    x: () => app.zoomMiddle(nearer, 1), X: () => app.zoomMiddle(farther, 1),
+    y: () => app.zoomMiddle(1, nearer), Y: () => app.zoomMiddle(1, farther),
+    w: () => app.moveBy(0, 0.15), s: () => app.moveBy(0, -0.15),
+    a: () => app.moveBy(-0.15, 0), d: () => app.moveBy(0.15, 0),
   };
   const onMap = {
-    ArrowLeft: event => app.goTo(app.step - (event.shiftKey ? 10 : 1)), ArrowRight: event => app.goTo(app.step + (event.shiftKey ? 10 : 1)),
+    ArrowLeft: event => app.goTo(app.step - far(event)), ArrowRight: event => app.goTo(app.step + far(event)),
     Home: () => app.goTo(0), End: () => app.goTo(app.active.plan.steps - 1),
     ArrowUp: () => app.selectBeside(true), ArrowDown: () => app.selectBeside(false), Enter: () => app.selectLargest(),
   };

@@ -1,6 +1,6 @@
 // What the page holds: a compressed block of columns, and a plan made of them.
 
-/** The bytes in the page as {header, column}: zlib, in it a length, a JSON header, and columns at multiples of 8 bytes. */
+/** The bytes in the page: zlib, in it a length, a JSON header, and columns, each at a multiple of 8 bytes. */
 async function unpack(text) {
   const letters = atob(text), packed = new Uint8Array(letters.length);
   for (let k = 0; k < packed.length; k++) packed[k] = letters.charCodeAt(k);
@@ -53,8 +53,8 @@ class PlanData {
   writes(k) { return this.writeList.subarray(this.writeStart[k], this.writeStart[k + 1]); }
   operation(k) {
     if (k < 0 || k >= this.operationNames.length) return null;
-    return { name: this.operationNames[k], operator: this.operators[this.operator[k]], source: this.sources[this.source[k]],
-      module: this.modules[this.operationModule[k]] };
+    return { name: this.operationNames[k], operator: this.operators[this.operator[k]],
+      source: this.sources[this.source[k]], module: this.modules[this.operationModule[k]] };
   }
 
   /** Steps at which a storage is read, or written. */

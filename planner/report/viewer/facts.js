@@ -4,8 +4,8 @@
 function halfAt(plan, i, step) { return clamp(2 * step, plan.from[i], plan.until[i] - 1); }
 
 function lifetime(plan, i) {
-  const steps = plan.death[i] - plan.birth[i];
-  return "steps [" + number(plan.birth[i]) + ", " + number(plan.death[i]) + "), " + number(steps) + (steps === 1 ? " step" : " steps");
+  const span = "steps [" + number(plan.birth[i]) + ", " + number(plan.death[i]) + "), ";
+  return span + counted(plan.death[i] - plan.birth[i], "step");
 }
 
 function writerText(plan, i) {
@@ -20,8 +20,9 @@ function sourceText(plan, i) {
 }
 
 function hoverText(app, plan, i) {
-  const lines = [shorten(plan.names[i], 160)], tensors = plan.tensors(i);
-  lines.push(app.header.roles[plan.role[i]].name + ", " + size(plan.size[i]) + (plan.size[i] < 1024 ? "" : " (" + number(plan.size[i]) + " bytes)"));
+  const lines = [shorten(plan.names[i], 160)], tensors = plan.tensors(i), bytes = plan.size[i];
+  const exact = bytes < 1024 ? "" : " (" + number(bytes) + " bytes)";
+  lines.push(app.header.roles[plan.role[i]].name + ", " + size(bytes) + exact);
   if (tensors.length) lines.push(plan.kind(tensors[0]));
   lines.push(writerText(plan, i));
   const source = sourceText(plan, i), module = plan.modules[plan.module[i]];
@@ -33,12 +34,14 @@ function hoverText(app, plan, i) {
 
 /** What lies directly below and above at a half step: a storage or -1, and the bytes free between. */
 function neighbours(plan, i, half) {
-  const low = plan.offset[i], high = low + plan.size[i], below = plan.alive.below(half, low), above = plan.alive.above(half, high);
+  const low = plan.offset[i], high = low + plan.size[i];
+  const below = plan.alive.below(half, low), above = plan.alive.above(half, high);
   return { below, belowGap: below < 0 ? low : low - plan.offset[below] - plan.size[below],
     above, aboveGap: above < 0 ? plan.arena - high : plan.offset[above] - high };
 }
 
 function stepsText(steps) {
   if (!steps.length) return "";
-  return (steps.length === 1 ? "step " : "steps ") + steps.slice(0, 8).map(number).join(", ") + (steps.length > 8 ? " and " + number(steps.length - 8) + " more" : "");
+  const rest = steps.length > 8 ? " and " + number(steps.length - 8) + " more" : "";
+  return (steps.length === 1 ? "step " : "steps ") + steps.slice(0, 8).map(number).join(", ") + rest;
 }

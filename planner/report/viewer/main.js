@@ -1,10 +1,9 @@
 // The page: plans, the view they share, and what the controls do to it.
-const MOST_SWATCHES = 60;
-
 class App {
   constructor(header, plans) {
     this.header = header;
-    this.limits = { steps: Math.max(...plans.map(plan => plan.steps)), arena: Math.max(1, ...plans.map(plan => plan.arena)) };
+    const most = of => Math.max(1, ...plans.map(of));
+    this.limits = { steps: most(plan => plan.steps), arena: most(plan => plan.arena) };
     this.view = { t0: 0, t1: this.limits.steps, o0: 0, o1: this.limits.arena };
     this.colours = new Colours(plans, header);
     this.matches = this.box = null;
@@ -51,7 +50,8 @@ class App {
   look(t0, t1, o0, o1) {
     const { steps, arena } = this.limits;
     const fit = (low, high, limit, least) => {
-      const span = clamp(high - low, Math.min(least, limit), limit), start = clamp((low + high - span) / 2, 0, limit - span);
+      const span = clamp(high - low, Math.min(least, limit), limit);
+      const start = clamp((low + high - span) / 2, 0, limit - span);
       return [start, start + span];
     };
     [this.view.t0, this.view.t1] = fit(t0, t1, steps, 1);
@@ -88,9 +88,11 @@ class App {
   }
   /** Bring a storage into view where it is outside. */
   showStorage(map, i) {
-    const { plan } = map, v = this.view, from = plan.from[i] / 2, until = plan.until[i] / 2, low = plan.offset[i], high = low + plan.size[i];
-    const f = map.frame(), tiny = (until - from) / (v.t1 - v.t0) * (f.x1 - f.x0) < 3 || plan.size[i] / (v.o1 - v.o0) * (f.y1 - f.y0) < 3;
-    if (tiny && plan.size[i] > 0) this.fit(map, i);
+    const { plan } = map, v = this.view, from = plan.from[i] / 2, until = plan.until[i] / 2;
+    const low = plan.offset[i], high = low + plan.size[i];
+    const f = map.frame(), wide = (until - from) / (v.t1 - v.t0) * (f.x1 - f.x0);
+    const tall = plan.size[i] / (v.o1 - v.o0) * (f.y1 - f.y0);
+    if (plan.size[i] > 0 && (wide < 3 || tall < 3)) this.fit(map, i);
     else if (until <= v.t0 || from >= v.t1 || high <= v.o0 || low >= v.o1) {
       const t = (from + until) / 2, o = (low + high) / 2, dt = (v.t1 - v.t0) / 2, dO = (v.o1 - v.o0) / 2;
       this.look(t - dt, t + dt, o - dO, o + dO);
@@ -105,8 +107,9 @@ class App {
     this.showStep();
     this.describe();
     this.redraw(false);
-    const operation = this.active.plan.operation(this.step);
-    this.say("step " + number(this.step) + (operation ? ", " + operation.name : "") + ", " + size(this.active.plan.live[this.step]) + " alive");
+    const { plan } = this.active, operation = plan.operation(this.step);
+    const name = operation ? ", " + operation.name.slice(0, 200) : "";
+    this.say("step " + number(this.step) + name + ", " + size(plan.live[this.step]) + " alive");
   }
   activate(map) {
     if (map === this.active) return;
@@ -117,21 +120,25 @@ class App {
     if (this.maps.length < 2) return;
     this.maps[(this.maps.indexOf(this.active) + 1) % this.maps.length].plot.focus();
   }
-  /** Select a storage, in other plans the one of the same name; `jump` moves the step into its lifetime and the view to it. */
+  /** Select a storage (in the other plan the one of its name); `jump` moves step and view to it. */
   select(map, i, jump = false) {
     this.active = map;
     map.selected = i;
-    for (const other of this.maps) if (other !== map) other.selected = i < 0 ? -1 : other.plan.indexOf.get(map.plan.names[i]) ?? -1;
+    for (const other of this.maps) if (other !== map) {
+      other.selected = i < 0 ? -1 : other.plan.indexOf.get(map.plan.names[i]) ?? -1;
+    }
     if (i >= 0 && jump) {
       this.step = clamp(this.step, map.plan.birth[i], map.plan.death[i] - 1);
       this.showStorage(map, i);
     }
     this.describe();
     this.redraw(false);
-    if (i >= 0) this.say(map.plan.names[i].slice(0, 200) + ", " + size(map.plan.size[i]) + ", " + lifetime(map.plan, i));
+    const { plan } = map;
+    if (i >= 0) this.say(plan.names[i].slice(0, 200) + ", " + size(plan.size[i]) + ", " + lifetime(plan, i));
   }
   selectBeside(above) {
-    const map = this.active, { plan, selected: i } = map, half = i >= 0 ? halfAt(plan, i, this.step) : 2 * this.step + 1;
+    const map = this.active, { plan, selected: i } = map;
+    const half = i >= 0 ? halfAt(plan, i, this.step) : 2 * this.step + 1;
     let found;
     if (i >= 0) { const near = neighbours(plan, i, half); found = above ? near.above : near.below; }
     else found = above ? plan.alive.above(half, 0) : plan.alive.below(half, plan.arena + 1);
@@ -139,7 +146,8 @@ class App {
   }
   selectLargest() {
     const { plan } = this.active, alive = plan.alive.during(this.step);
-    if (alive.length) this.select(this.active, alive.reduce((best, i) => plan.size[i] > plan.size[best] || plan.size[i] === plan.size[best] && i < best ? i : best), true);
+    alive.sort((a, b) => plan.size[b] - plan.size[a] || a - b);
+    if (alive.length) this.select(this.active, alive[0], true);
   }
   selectChain(by) {
     const { plan, selected: i } = this.active, other = i < 0 ? -1 : by < 0 ? plan.inPlaceOf[i] : plan.next[i];
@@ -149,7 +157,7 @@ class App {
     this.select(this.active, -1);
     this.colours.alone = null;
     this.search.clear();
-    this.legend();
+    showLegend(this);
   }
   click(map, p) {
     if (!p.inside && !p.curve) return;
@@ -163,7 +171,8 @@ class App {
     if (map.hovered >= 0) showTip(hoverText(this, map.plan, map.hovered), event);
     else if (p.curve && step >= 0 && step < map.plan.steps) {
       const operation = map.plan.operation(step);
-      showTip("step " + number(step) + (operation ? ": " + shorten(operation.name, 100) + " = " + operation.operator : "") + "\n" + size(map.plan.live[step]) + " alive", event);
+      const call = operation ? ": " + shorten(operation.name, 100) + " = " + shorten(operation.operator, 100) : "";
+      showTip("step " + number(step) + call + "\n" + size(map.plan.live[step]) + " alive", event);
     } else hideTip();
     if (before !== map.hovered) this.redraw(false);
   }
@@ -173,7 +182,8 @@ class App {
   // Around the maps
 
   chrome() {
-    const element = id => document.getElementById(id), on = (id, does, kind = "click") => element(id).addEventListener(kind, does);
+    const element = id => document.getElementById(id);
+    const on = (id, does, kind = "click") => element(id).addEventListener(kind, does);
     on("whole", () => this.whole());
     on("theme", () => this.toggleTheme());
     on("keys", () => element("help").showModal());
@@ -183,90 +193,33 @@ class App {
     on("step", event => { if (event.target.value !== "") this.goTo(Number(event.target.value)); }, "input");
     on("step", event => { event.target.value = Math.min(this.step, this.active.plan.steps - 1); }, "blur");
     on("mode", event => this.setMode(event.target.value), "change");
-    on("depth", event => { this.colours.depth = clamp(Math.round(Number(event.target.value)) || 1, 1, this.colours.deepest); this.setMode("module"); }, "input");
+    on("depth", event => {
+      this.colours.depth = clamp(Math.round(Number(event.target.value)) || 1, 1, this.colours.deepest);
+      this.setMode("module");
+    }, "input");
     const deep = this.maps.some(({ plan }) => plan.modules.some(path => path !== ""));
     element("mode").querySelector("[value=module]").disabled = !deep;
     element("depth").max = this.colours.deepest;
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.themed());
     for (const map of this.maps) {
       const { plan } = map, kind = plan.summary.mode + " plan, " + plan.summary.strategy;
-      map.plot.setAttribute("aria-label", "Offset map of " + (plan.label || "a " + kind) + ": " + number(plan.count) + " storages over " + number(plan.steps) + " steps");
+      const counts = counted(plan.count, "storage") + " over " + counted(plan.steps, "step");
+      map.plot.setAttribute("aria-label", "Offset map of " + shorten(plan.label || "a " + kind, 100) + ": " + counts);
     }
-    if (this.maps.length === 1) this.figures(); else this.difference();
-    this.legend();
-  }
-  figures() {
-    const { plan } = this.maps[0], { summary } = plan;
-    const rows = [["arena", summary.arena_bytes], ["lower bound", summary.lower_bound_bytes], ["resident", summary.resident_bytes], ["extra", summary.extra_bytes]];
-    if (summary.formula_bytes) rows.push(["max(S, 3X)", summary.formula_bytes.target]);
-    rows.push(["naive", summary.naive_bytes]);
-    for (const [label, n] of rows) {
-      const row = make("div");
-      row.append(make("dt", label), make("dd", size(n), { title: number(n) + " bytes" }));
-      document.getElementById("figures").append(row);
-    }
-    const counts = make("div");
-    counts.append(make("dd", number(plan.count) + " storages, " + number(plan.steps) + " steps"));
-    document.getElementById("figures").append(counts);
-  }
-  difference() {
-    const { difference } = this.header, table = document.getElementById("differences"), head = make("tr");
-    head.append(make("th", ""), ...this.maps.map(({ plan }) => make("th", plan.label)), make("th", "difference"));
-    const top = make("thead"), body = make("tbody");
-    top.append(head);
-    for (const { label, before, after, unit } of difference.rows) {
-      const row = make("tr"), show = unit === "bytes" ? size : number, change = after - before;
-      const share = before && unit !== "step" ? " (" + (change > 0 ? "+" : "−") + (100 * Math.abs(change) / before).toFixed(1) + " %)" : "";
-      row.append(make("th", label), make("td", show(before)), make("td", show(after)), make("td", change ? (change > 0 ? "+" : "−") + show(Math.abs(change)) + share : "none"));
-      body.append(row);
-    }
-    table.append(top, body);
-    const gone = document.getElementById("gone");
-    for (const line of difference.lines) gone.append(make("p", line));
-    document.getElementById("difference").hidden = false;
-  }
-  legend() {
-    const list = document.getElementById("legend"), { groups, ramped, alone } = this.colours;
-    const shown = [...groups.keys()].filter(k => groups[k].count), name = k => shorten(groups[k].name, 40);
-    // A ramp of very many groups has a swatch for several in a row.
-    const each = ramped ? Math.ceil(shown.length / MOST_SWATCHES) : 1, parts = [];
-    for (let at = 0; at < shown.length; at += each) parts.push(shown.slice(at, at + each));
-    const end = text => make("li", text, { className: "end" });
-    list.replaceChildren();
-    list.classList.toggle("ramp", ramped);
-    if (ramped) list.append(end(name(shown[0])));
-    for (const part of parts) {
-      const row = make("li"), swatch = make("i", undefined, { className: "swatch" });
-      const label = name(part[0]) + (part.length > 1 ? " to " + name(part.at(-1)) : "");
-      const count = part.reduce((sum, k) => sum + groups[k].count, 0), pressed = alone !== null && alone.has(part[0]);
-      const button = make("button", undefined, { title: label + ": " + number(count) + (count === 1 ? " storage" : " storages") });
-      swatch.style.background = groups[part[Math.floor(part.length / 2)]].colour;
-      button.append(swatch);
-      if (ramped) button.setAttribute("aria-label", label); else button.append(label);
-      button.setAttribute("aria-pressed", String(pressed));
-      button.addEventListener("click", () => {
-        this.colours.alone = pressed ? null : new Set(part);
-        this.legend();
-        this.redraw();
-      });
-      row.append(button);
-      list.append(row);
-    }
-    if (ramped) list.append(end(alone === null ? name(shown.at(-1)) : "only " + list.querySelector("[aria-pressed=true]").ariaLabel));
-    document.getElementById("mode").value = this.colours.mode;
-    document.getElementById("depth-field").hidden = this.colours.mode !== "module" || this.colours.deepest < 2;
-    if (document.activeElement !== document.getElementById("depth")) document.getElementById("depth").value = this.colours.depth;
+    if (this.maps.length === 1) showFigures(this.maps[0].plan); else showDifference(this);
+    showLegend(this);
   }
   setMode(mode) {
     this.colours.mode = mode;
     this.colours.alone = null;
     this.colours.regroup(this.dark);
-    this.legend();
+    showLegend(this);
     this.describe();
     this.redraw();
   }
   nextMode() {
-    const modes = [...document.getElementById("mode").options].filter(option => !option.disabled).map(option => option.value);
+    const options = [...document.getElementById("mode").options];
+    const modes = options.filter(option => !option.disabled).map(option => option.value);
     this.setMode(modes[(modes.indexOf(this.colours.mode) + 1) % modes.length]);
     this.say("coloured by " + this.colours.mode);
   }
@@ -280,7 +233,8 @@ class App {
   }
   readTheme() {
     const style = getComputedStyle(document.documentElement), of = name => style.getPropertyValue("--" + name).trim();
-    this.theme = Object.fromEntries(["ground", "field", "text", "quiet", "accent", "live", "bound"].map(name => [name, hexLong(of(name))]));
+    const names = ["ground", "field", "text", "quiet", "accent", "live", "bound"];
+    this.theme = Object.fromEntries(names.map(name => [name, hexLong(of(name))]));
     this.dark = luminance(this.theme.ground) < 0.2;
   }
 }
@@ -291,9 +245,14 @@ async function start() {
   const began = performance.now(), root = document.documentElement;
   const { header, column } = await unpack(document.getElementById("plan").textContent);
   new App(header, header.plans.map(record => new PlanData(record, column)));
-  requestAnimationFrame(() => { root.dataset.loadMs = (performance.now() - began).toFixed(1); root.dataset.ready = "yes"; });
+  requestAnimationFrame(() => {
+    root.dataset.loadMs = (performance.now() - began).toFixed(1);
+    root.dataset.ready = "yes";
+  });
 }
 start().catch(error => {
-  document.getElementById("maps").textContent = "The map cannot be shown: " + error.message + ". It needs a browser of 2023 or later.";
+  const needs = "It needs a browser of 2023 or later.";
+  document.getElementById("maps").dataset.failed = "yes";
+  document.getElementById("maps").textContent = "The map cannot be shown: " + error.message + ". " + needs;
   throw error;
 });

@@ -1,5 +1,5 @@
-// One plan's map: rectangles of time × offset, under them the live bytes. A base canvas holds what changes with the view,
-// an overlay what changes with the pointer, so that hovering redraws next to nothing.
+// One plan's map: rectangles of time × offset, under them the live bytes. A base canvas holds what changes with the
+// view, an overlay what changes with the pointer, so that hovering redraws next to nothing.
 const FONT = "11px system-ui, sans-serif", MOST_LABELS = 500;
 
 class MapView {
@@ -24,14 +24,17 @@ class MapView {
   toY(f, offset) { const v = this.app.view; return f.y1 - (offset - v.o0) / (v.o1 - v.o0) * (f.y1 - f.y0); }
   at(event) {
     const box = this.plot.getBoundingClientRect(), f = this.frame(), v = this.app.view;
-    const x = event.clientX - box.left, y = event.clientY - box.top;
-    return { x, y, t: v.t0 + (x - f.x0) / (f.x1 - f.x0) * (v.t1 - v.t0), o: v.o0 + (f.y1 - y) / (f.y1 - f.y0) * (v.o1 - v.o0),
-      inside: x >= f.x0 && x <= f.x1 && y >= f.y0 && y <= f.y1, curve: x >= f.x0 && x <= f.x1 && y > f.y1 && y <= f.height };
+    const x = event.clientX - box.left, y = event.clientY - box.top, across = x >= f.x0 && x <= f.x1;
+    return { x, y, t: v.t0 + (x - f.x0) / (f.x1 - f.x0) * (v.t1 - v.t0),
+      o: v.o0 + (f.y1 - y) / (f.y1 - f.y0) * (v.o1 - v.o0),
+      inside: across && y >= f.y0 && y <= f.y1, curve: across && y > f.y1 && y <= f.height };
   }
+  get matches() { return this.app.matches && this.app.matches[this.p]; }
   find({ t, o, inside }) { return inside ? this.plan.alive.find(Math.floor(2 * t), o) : -1; }
 
   pen(canvas, f) {
-    const ratio = window.devicePixelRatio || 1, width = Math.max(1, Math.round(f.width * ratio)), height = Math.max(1, Math.round(f.height * ratio));
+    const ratio = window.devicePixelRatio || 1;
+    const width = Math.max(1, Math.round(f.width * ratio)), height = Math.max(1, Math.round(f.height * ratio));
     if (canvas.width !== width || canvas.height !== height) { canvas.width = width; canvas.height = height; }
     const pen = canvas.getContext("2d");
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -54,7 +57,8 @@ class MapView {
   drawBase(f) {
     const pen = this.pen(this.base, f), theme = this.app.theme, { t0, t1, o0, o1 } = this.app.view;
     const ratio = window.devicePixelRatio || 1, left = Math.round(f.x0 * ratio), top = Math.round(f.y0 * ratio);
-    const image = pen.createImageData(Math.max(1, Math.round((f.x1 - f.x0) * ratio)), Math.max(1, Math.round((f.y1 - f.y0) * ratio)));
+    const wide = Math.max(1, Math.round((f.x1 - f.x0) * ratio)), high = Math.max(1, Math.round((f.y1 - f.y0) * ratio));
+    const image = pen.createImageData(wide, high);
     const labels = this.rasterise(image, ratio);
     pen.putImageData(image, left, top);
     this.drawLabels(pen, f, labels);
@@ -82,17 +86,18 @@ class MapView {
 
   /** Fill the image's pixels, each with the storage that lies there; returns the rectangles with room for a name. */
   rasterise(image, ratio) {
-    const { width, height } = image, pixels = new Uint32Array(image.data.buffer), { plan } = this, { t0, t1, o0, o1 } = this.app.view;
-    const { colours, theme } = this.app, group = colours.groupOf[this.p], matches = this.app.matches && this.app.matches[this.p];
+    const { width, height } = image, pixels = new Uint32Array(image.data.buffer);
+    const { plan, matches, app: { colours, theme, view: { t0, t1, o0, o1 } } } = this, group = colours.groupOf[this.p];
     const { full, shade, faint } = colours.pixels(theme.field), all = colours.alone === null && !matches;
-    const byTime = width / (t1 - t0) / 2, byOffset = height / (o1 - o0), labels = [], wide = 34 * ratio, high = 12 * ratio;
-    let shown = 0;
+    const byTime = width / (t1 - t0) / 2, byOffset = height / (o1 - o0);
+    const labels = [], wide = 34 * ratio, high = 12 * ratio;
+    let count = 0;
     this.fillGround(pixels, width, height, byTime, byOffset);
     for (const i of this.order) {
       let x = (plan.from[i] - 2 * t0) * byTime, x1 = (plan.until[i] - 2 * t0) * byTime;
-      let y = height - (plan.offset[i] + plan.size[i] - o0) * byOffset, y1 = height - (plan.offset[i] - o0) * byOffset;
+      let y1 = height - (plan.offset[i] - o0) * byOffset, y = y1 - plan.size[i] * byOffset;
       if (x1 <= 0 || x >= width || y1 <= 0 || y >= height) continue;
-      shown++;
+      count++;
       if (x1 - x > wide && y1 - y > high) labels.push(i);
       let a = Math.round(x), b = Math.round(x1), c = Math.round(y), d = Math.round(y1);
       if (b <= a) { a = Math.floor(x); b = a + 1; }
@@ -101,25 +106,28 @@ class MapView {
       const seam = b - a > 3 && d - c > 3;
       if (seam) { b--; c++; }
       a = Math.max(a, 0); b = Math.min(b, width); c = Math.max(c, 0); d = Math.min(d, height);
-      const colour = all || colours.stands(this.p, i, matches) ? (seam || i & 1 ? full : shade)[group[i]] : faint[group[i]];
-      if (b - a < 8) {
-        for (let row = c * width; row < d * width; row += width) for (let k = row + a; k < row + b; k++) pixels[k] = colour;
-      } else for (let row = c * width; row < d * width; row += width) pixels.fill(colour, row + a, row + b);
+      const shown = all || colours.stands(this.p, i, matches);
+      const colour = (!shown ? faint : seam || i & 1 ? full : shade)[group[i]];
+      for (let row = c * width; row < d * width; row += width) {
+        if (b - a < 8) for (let k = row + a; k < row + b; k++) pixels[k] = colour;
+        else pixels.fill(colour, row + a, row + b);
+      }
     }
-    this.plot.dataset.rectangles = shown;
+    this.plot.dataset.rectangles = count;
     return labels;
   }
 
   /** The arena while the plan runs, apart from what lies beyond it where another plan is larger or longer. */
   fillGround(pixels, width, height, byTime, byOffset) {
     const { t0, o0 } = this.app.view, { theme } = this.app, field = packed(channels(theme.field));
-    const end = clamp(Math.round((2 * this.plan.steps - 2 * t0) * byTime), 0, width), top = clamp(Math.round(height - (this.plan.arena - o0) * byOffset), 0, height);
+    const end = clamp(Math.round((2 * this.plan.steps - 2 * t0) * byTime), 0, width);
+    const top = clamp(Math.round(height - (this.plan.arena - o0) * byOffset), 0, height);
     pixels.fill(packed(channels(theme.ground)));
     for (let row = top; row < height; row++) pixels.fill(field, row * width, row * width + end);
   }
 
   drawLabels(pen, f, labels) {
-    const { plan } = this, { colours } = this.app, matches = this.app.matches && this.app.matches[this.p];
+    const { plan, matches, app: { colours } } = this;
     pen.save(); pen.beginPath(); pen.rect(f.x0, f.y0, f.x1 - f.x0, f.y1 - f.y0); pen.clip();
     let drawn = 0;
     // The largest come last in drawing order and first here.
@@ -127,7 +135,8 @@ class MapView {
       const i = labels[at];
       if (!colours.stands(this.p, i, matches)) continue;
       const x = Math.max(this.toX(f, plan.from[i] / 2), f.x0), x1 = Math.min(this.toX(f, plan.until[i] / 2), f.x1);
-      const y = Math.max(this.toY(f, plan.offset[i] + plan.size[i]), f.y0), y1 = Math.min(this.toY(f, plan.offset[i]), f.y1);
+      const y = Math.max(this.toY(f, plan.offset[i] + plan.size[i]), f.y0);
+      const y1 = Math.min(this.toY(f, plan.offset[i]), f.y1);
       const room = Math.floor((x1 - x - 8) / 5.8);
       if (y1 - y < 12 || room < (plan.names[i].length > room ? 8 : 2)) continue;
       pen.fillStyle = colours.groups[colours.groupOf[this.p][i]].ink;
@@ -147,10 +156,11 @@ class MapView {
     // A column for each pixel at most, as high as the largest of its steps.
     const first = Math.max(0, Math.floor(view.t0)), end = Math.min(plan.steps, Math.ceil(view.t1));
     const columns = Math.min(end - first, Math.ceil(f.x1 - f.x0));
+    const edge = column => first + Math.floor(column * (end - first) / columns);
     pen.fillStyle = theme.live;
     pen.beginPath();
     for (let column = 0; column < columns; column++) {
-      const low = first + Math.floor(column * (end - first) / columns), high = first + Math.floor((column + 1) * (end - first) / columns);
+      const low = edge(column), high = edge(column + 1);
       let most = 0;
       for (let k = low; k < high; k++) if (plan.live[k] > most) most = plan.live[k];
       pen.rect(this.toX(f, low), y(most), this.toX(f, high) - this.toX(f, low) + 0.3, f.c1 - y(most));
@@ -174,7 +184,8 @@ class MapView {
   /** What the lines of the curve are; parts that do not fit are left out. */
   drawCaption(pen, f) {
     const { plan, app: { theme } } = this, bound = size(plan.summary.lower_bound_bytes);
-    const parts = [["●", theme.bound, "peak " + size(plan.live[plan.peak]) + " at step " + number(plan.peak)], ["╌", theme.bound, "lower bound " + bound]];
+    const peak = "peak " + size(plan.live[plan.peak]) + " at step " + number(plan.peak);
+    const parts = [["●", theme.bound, peak], ["╌", theme.bound, "lower bound " + bound]];
     if (plan.arena !== plan.summary.lower_bound_bytes) parts.push(["—", theme.text, "arena " + size(plan.arena)]);
     else parts[1][2] += " = arena";
     let x = f.x0;
@@ -197,7 +208,8 @@ class MapView {
       if (width > 3) { pen.fillRect(x, f.y0, width, f.y1 - f.y0); pen.fillRect(x, f.c0, width, f.c1 - f.c0); }
       pen.globalAlpha = 1; pen.strokeStyle = colour; pen.lineWidth = 1; pen.setLineDash(dashes);
       pen.beginPath();
-      for (const at of width > 3 ? [x, x + width] : [x + width / 2]) { pen.moveTo(at, f.y0); pen.lineTo(at, f.y1); pen.moveTo(at, f.c0); pen.lineTo(at, f.c1); }
+      for (const at of width > 3 ? [x, x + width] : [x + width / 2])
+        for (const [from, to] of [[f.y0, f.y1], [f.c0, f.c1]]) { pen.moveTo(at, from); pen.lineTo(at, to); }
       pen.stroke(); pen.setLineDash([]);
     };
     mark(plan.peak, theme.bound, [2, 3]);
@@ -207,8 +219,9 @@ class MapView {
       const x = this.toX(f, plan.from[i] / 2), y = this.toY(f, plan.offset[i] + plan.size[i]);
       const w = Math.max(this.toX(f, plan.until[i] / 2) - x, 2), h = Math.max(this.toY(f, plan.offset[i]) - y, 2);
       pen.lineJoin = "round";
-      pen.strokeStyle = theme.ground; pen.lineWidth = width + 2; pen.strokeRect(x, y, w, h);
-      pen.strokeStyle = faint ? theme.quiet : theme.text; pen.lineWidth = width; pen.strokeRect(x, y, w, h);
+      for (const [colour, thick] of [[theme.ground, width + 2], [faint ? theme.quiet : theme.text, width]]) {
+        pen.strokeStyle = colour; pen.lineWidth = thick; pen.strokeRect(x, y, w, h);
+      }
     };
     if (this.selected >= 0) {
       for (const i of plan.chain(this.selected)) if (i !== this.selected) outline(i, 1, true);

@@ -16,8 +16,10 @@ class Panel {
   }
 
   #step() {
-    const { app } = this, map = app.active, { plan } = map, step = Math.min(app.step, plan.steps - 1), operation = plan.operation(step);
-    document.getElementById("step-title").textContent = app.maps.length > 1 ? "Step in " + shorten(plan.label, 16) : "Step";
+    const { app } = this, map = app.active, { plan } = map;
+    const step = Math.min(app.step, plan.steps - 1), operation = plan.operation(step);
+    const title = app.maps.length > 1 ? "Step in " + shorten(plan.label, 16) : "Step";
+    document.getElementById("step-title").textContent = title;
     const field = document.getElementById("step");
     field.max = plan.steps - 1;
     if (document.activeElement !== field) field.value = step;
@@ -49,8 +51,8 @@ class Panel {
       const swatch = make("i", undefined, { className: "swatch" });
       swatch.style.background = this.app.colours.groups[this.app.colours.groupOf[map.p][i]].colour;
       const use = [reads.has(i) && "read", writes.has(i) && "written"].filter(Boolean).join(", ");
-      button.append(swatch, make("span", shorten(plan.names[i], 60), { className: "name" }), make("span", use, { className: "use" }),
-        make("span", size(plan.size[i]), { className: "bytes" }));
+      button.append(swatch, make("span", shorten(plan.names[i], 60), { className: "name" }),
+        make("span", use, { className: "use" }), make("span", size(plan.size[i]), { className: "bytes" }));
       if (i === map.selected) button.setAttribute("aria-current", "true");
       button.addEventListener("click", () => this.app.select(map, i));
       row.append(button);
@@ -58,7 +60,8 @@ class Panel {
     }
     const rest = alive.length - shown;
     if (rest > 0) {
-      const more = make("button", number(rest) + " more alive; show " + number(Math.min(rest, 200)), { className: "link" });
+      const text = number(rest) + " more alive; show " + number(Math.min(rest, 200));
+      const more = make("button", text, { className: "link" });
       more.addEventListener("click", () => { this.most += 200; this.show(); });
       const row = make("li");
       row.append(more);
@@ -67,7 +70,8 @@ class Panel {
   }
 
   #link(map, i, text) {
-    const button = make("button", text === undefined ? shorten(map.plan.names[i], 120) : text, { className: "link", title: shorten(map.plan.names[i], 400) });
+    const name = map.plan.names[i], properties = { className: "link", title: shorten(name, 400) };
+    const button = make("button", text === undefined ? shorten(name, 120) : text, properties);
     button.addEventListener("click", () => this.app.select(map, i, true));
     return button;
   }
@@ -76,7 +80,8 @@ class Panel {
     const { app, selection } = this, map = app.active, { plan, selected: i } = map;
     selection.replaceChildren();
     if (i < 0) {
-      selection.append(make("h2", "No tensor selected"), make("p", "Click a rectangle, or press Enter for the largest at this step. ? lists all keys."));
+      const hint = "Click a rectangle, or press Enter for the largest at this step. ? lists all keys.";
+      selection.append(make("h2", "No tensor selected"), make("p", hint));
       return;
     }
     selection.append(make("h2", shorten(plan.names[i], 400)));
@@ -95,7 +100,8 @@ class Panel {
     if (module) row("module", module);
     row("lifetime", lifetime(plan, i));
     row("offset", number(plan.offset[i]) + " to " + number(plan.offset[i] + plan.size[i]));
-    const written = plan.uses(i, plan.writeStart, plan.writeList), read = plan.uses(i, plan.readStart, plan.readList);
+    const written = plan.uses(i, plan.writeStart, plan.writeList);
+    const read = plan.uses(i, plan.readStart, plan.readList);
     if (written.length > 1) row("written at", stepsText(written));
     row("read at", stepsText(read) || "no step");
     row("in place", ...this.#chain(map, i));
@@ -107,37 +113,47 @@ class Panel {
   #shapes(plan, i) {
     const lines = Array.from(plan.tensors(i).slice(0, 12), k => {
       const name = plan.tensorName(k), shift = plan.tensorOffset[k];
-      return plan.kind(k) + (name === plan.names[i] ? "" : "  " + shorten(name, 80)) + (shift ? "  from byte " + number(shift) : "");
+      const other = name === plan.names[i] ? "" : "  " + shorten(name, 80);
+      return plan.kind(k) + other + (shift ? "  from byte " + number(shift) : "");
     });
     const rest = plan.tensors(i).length - lines.length;
     return lines.join("\n") + (rest > 0 ? "\nand " + number(rest) + " more views" : "") || "none";
   }
 
   #chain(map, i) {
-    const chain = map.plan.chain(i);
+    const { plan } = map, chain = plan.chain(i);
     if (chain.length === 1) return ["no"];
     const at = chain.indexOf(i), first = Math.max(0, at - 4), shown = chain.slice(first, at + 5), parts = [];
     if (first > 0) parts.push("… ");
-    shown.forEach((k, place) => parts.push(place ? " → " : "", k === i ? make("b", shorten(map.plan.names[k], 80)) : this.#link(map, k)));
+    shown.forEach((k, place) => {
+      parts.push(place ? " → " : "", k === i ? make("b", shorten(plan.names[k], 80)) : this.#link(map, k));
+    });
     if (first + shown.length < chain.length) parts.push(" → …");
     return parts;
   }
 
   /** What lies directly above and below at the chosen step (or the nearest step of its lifetime). */
   #around(map, i, row) {
-    const { plan } = map, half = halfAt(plan, i, this.app.step), found = neighbours(plan, i, half), step = Math.floor(half / 2);
-    for (const [label, other, gap] of [["above", found.above, found.aboveGap], ["below", found.below, found.belowGap]]) {
+    const { plan } = map, half = halfAt(plan, i, this.app.step), found = neighbours(plan, i, half);
+    const when = " (step " + number(Math.floor(half / 2)) + ")";
+    for (const [label, other, gap, end] of [["above", found.above, found.aboveGap, "the arena's end"],
+      ["below", found.below, found.belowGap, "the arena's start"]]) {
+      // Less than the alignment is padding, which nothing could use.
       const free = gap >= plan.summary.alignment ? size(gap) + " free" : "";
-      if (other < 0) row(label, (free ? free + ", then " : "") + "the arena's " + (label === "above" ? "end" : "start") + " (step " + number(step) + ")");
-      else row(label, this.#link(map, other), (free ? " after " + free : "") + " (step " + number(step) + ")");
+      if (other < 0) row(label, (free ? free + ", then " : "") + end + when);
+      else row(label, this.#link(map, other), (free ? " after " + free : "") + when);
     }
   }
 
   #counterpart(map, i, row) {
     for (const other of this.app.maps) if (other !== map) {
       const k = other.plan.indexOf.get(map.plan.names[i]);
-      if (k === undefined) row("other plan", "has no storage of this name");
-      else row("other plan", this.#link(other, k, size(other.plan.size[k]) + " at offset " + number(other.plan.offset[k])), ", " + lifetime(other.plan, k));
+      if (k === undefined) {
+        row("other plan", "has no storage of this name");
+        continue;
+      }
+      const { plan } = other, place = size(plan.size[k]) + " at offset " + number(plan.offset[k]);
+      row("other plan", this.#link(other, k, place), ", " + lifetime(plan, k));
     }
   }
 }

@@ -9,8 +9,10 @@ class Search {
     this.hits = [];
     this.at = -1;
     // One lower-case text for each storage: its own name and those of its views.
-    this.texts = app.maps.map(({ plan }) => Array.from({ length: plan.count }, (_, i) =>
-      [plan.names[i], ...Array.from(plan.tensors(i), k => plan.tensorNames[k]).filter(name => name !== null)].join("\n").toLowerCase()));
+    this.texts = app.maps.map(({ plan }) => Array.from({ length: plan.count }, (_, i) => {
+      const views = Array.from(plan.tensors(i), k => plan.tensorNames[k]).filter(name => name !== null);
+      return [plan.names[i], ...views].join("\n").toLowerCase();
+    }));
     this.field.addEventListener("input", () => this.run());
     this.field.addEventListener("focus", () => { if (this.hits.length) this.fill(); });
     this.field.addEventListener("keydown", event => this.key(event));
@@ -34,8 +36,10 @@ class Search {
         if (text.includes(words)) { this.hits.push([p, i]); this.app.matches[p].add(i); }
       }));
       // An exact name first, then in order of birth.
-      const plans = this.app.maps.map(map => map.plan), exact = ([p, i]) => plans[p].names[i].toLowerCase() === words ? 0 : 1;
-      this.hits.sort((one, two) => exact(one) - exact(two) || plans[one[0]].birth[one[1]] - plans[two[0]].birth[two[1]] || one[0] - two[0] || one[1] - two[1]);
+      const plans = this.app.maps.map(map => map.plan), birth = ([p, i]) => plans[p].birth[i];
+      const exact = ([p, i]) => plans[p].names[i].toLowerCase() === words ? 0 : 1;
+      // Found in order of plan and storage, which a sort keeps where the rest is equal.
+      this.hits.sort((one, two) => exact(one) - exact(two) || birth(one) - birth(two));
     }
     this.fill();
     this.status();
@@ -46,20 +50,25 @@ class Search {
     this.list.replaceChildren();
     if (this.field.value.trim() && !this.hits.length) this.list.append(make("li", "no match"));
     this.hits.slice(0, MOST_FOUND).forEach(([p, i], at) => {
-      const map = this.app.maps[p], row = make("li"), button = make("button", undefined, { type: "button", title: shorten(map.plan.names[i], 400) });
-      button.append(make("span", shorten(map.plan.names[i], 90)),
-        make("span", size(map.plan.size[i]) + (this.app.maps.length > 1 ? " · " + shorten(map.plan.label, 20) : "")));
+      const map = this.app.maps[p], { plan } = map, row = make("li"), title = shorten(plan.names[i], 400);
+      const button = make("button", undefined, { type: "button", title });
+      const where = this.app.maps.length > 1 ? " · " + shorten(plan.label, 20) : "";
+      button.append(make("span", shorten(plan.names[i], 90)), make("span", size(plan.size[i]) + where));
       button.addEventListener("click", () => { this.at = at - 1; this.jump(1); map.plot.focus(); });
       row.append(button);
       this.list.append(row);
     });
-    if (this.hits.length > MOST_FOUND) this.list.append(make("li", "and " + number(this.hits.length - MOST_FOUND) + " more; n and N jump between all"));
+    const rest = this.hits.length - MOST_FOUND;
+    if (rest > 0) this.list.append(make("li", "and " + number(rest) + " more; n and N jump between all"));
   }
 
   status() {
-    const any = this.hits.length > 0, words = this.field.value.trim();
-    document.getElementById("next").disabled = document.getElementById("previous").disabled = !any;
-    document.getElementById("hits").textContent = !words ? "" : this.at >= 0 ? number(this.at + 1) + " of " + number(this.hits.length) : any ? number(this.hits.length) + (this.hits.length === 1 ? " hit" : " hits") : "no match";
+    const all = this.hits.length;
+    let said = "";
+    if (this.at >= 0) said = number(this.at + 1) + " of " + number(all);
+    else if (this.field.value.trim()) said = all ? counted(all, "hit") : "no match";
+    document.getElementById("next").disabled = document.getElementById("previous").disabled = !all;
+    document.getElementById("hits").textContent = said;
   }
 
   jump(by) {

@@ -1,6 +1,8 @@
 // Numbers and names as people read them; elements with text, never with markup.
 const number = n => n.toLocaleString("en-US");
 
+const counted = (n, thing) => number(n) + " " + thing + (n === 1 ? "" : "s");
+
 function size(n) {
   for (const [unit, name] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]])
     if (Math.abs(n) >= unit) return (n / unit).toFixed(2) + " " + name;

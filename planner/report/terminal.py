@@ -9,7 +9,7 @@ from planner.report.colours import ROLE_COLOURS, text_colour
 from planner.report.text import offset_map, storage_keys
 
 #: Terminals narrower than the first are written to as if they were so wide; wider than the second is hard to read.
-LEAST_WIDTH, MOST_WIDTH = 76, 160
+LEAST_WIDTH, MOST_WIDTH = 60, 160
 
 
 def fitting_width(columns: int) -> int:

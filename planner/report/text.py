@@ -9,6 +9,8 @@ from types import MappingProxyType
 
 from planner.graph import Role, Tensor
 from planner.plan import Plan
+from planner.report.colours import role_text
+from planner.report.columns import Row, table_lines
 from planner.report.facts import (
     Gap,
     Occupant,
@@ -57,26 +59,63 @@ def offset_map(plan: Plan, width: int = WIDTH) -> str:
 
 
 def step_text(plan: Plan, step: int, width: int = WIDTH) -> str:
-    """What is alive at one step, by offset, with the free gaps; raise `ShapeError` if there is no such step."""
+    """One step: its operation, what it reads and writes, and what is alive, by offset, with the free gaps.
+
+    Where much is alive the largest are listed, whatever the operation uses, and the largest gaps.
+
+    Raises:
+        ShapeError: there is no such step.
+    """
     facts = at_step(plan, step)
+    storages = plan.graph.storages
     lines = [_cut(f"step {step} of 0 to {plan.steps - 1}: {_operation_text(plan, step)}", width)]
     free = plan.arena_nbytes - facts.live_nbytes
     lines.append(
         f"live {size_text(facts.live_nbytes)} of {size_text(plan.arena_nbytes)}, free {size_text(free)}"
         f" in {len(facts.gaps)} gap{'s' * (len(facts.gaps) != 1)}"
     )
-    lines += ["", f"{'offset':>15} {'bytes':>15}  {'role':<18} {'lifetime':<13} name"]
-    entries: list[Occupant | Gap] = sorted([*facts.occupants, *facts.gaps], key=lambda entry: entry.offset)
-    for entry in entries:
-        if isinstance(entry, Gap):
-            lines.append(f"{entry.offset:>15,} {entry.nbytes:>15,}  (free)")
-            continue
-        storage, place = plan.graph.storages[entry.storage], plan.placements[entry.storage]
-        use = " and ".join(word for word, does in (("read", entry.reads), ("written", entry.writes)) if does)
-        name = storage.name + (f"  ({use})" if use else "")
-        lifetime = f"[{place.birth}, {place.death})"
-        lines.append(_cut(f"{entry.offset:>15,} {entry.nbytes:>15,}  {storage.role:<18} {lifetime:<13} {name}", width))
+    read = [entry for entry in facts.occupants if entry.reads]
+    written = [entry for entry in facts.occupants if entry.writes]
+    for word, used in (("reads", read), ("writes", written)):
+        names = [f"{storages[entry.storage].name} ({size_text(entry.nbytes)})" for entry in used]
+        if names:
+            lines.append(_wrapped(word, ", ".join(names), width, indent=8))
+    lines += [_wrapped("alive", _by_role(plan, facts.occupants), width, indent=8), ""]
+    occupants, gaps = list(facts.occupants), list(facts.gaps)
+    if len(occupants) + len(gaps) > 2 * TABLE_ROWS:
+        largest = sorted(occupants, key=lambda entry: (-entry.nbytes, entry.storage))[:TABLE_ROWS]
+        occupants = [entry for entry in occupants if entry in largest or entry.reads or entry.writes]
+        gaps = sorted(gaps, key=lambda gap: (-gap.nbytes, gap.offset))[: TABLE_ROWS // 4]
+    entries: list[Occupant | Gap] = sorted([*occupants, *gaps], key=lambda entry: entry.offset)
+    lines += [_cut(line, width) for line in table_lines([_entry_row(plan, entry) for entry in entries], width)]
+    hidden = [entry for entry in facts.occupants if entry not in occupants]
+    if hidden:
+        nbytes = size_text(sum(entry.nbytes for entry in hidden))
+        gap = f" and {len(facts.gaps) - len(gaps):,} smaller gaps" if len(gaps) < len(facts.gaps) else ""
+        note = f"… {len(hidden):,} smaller storages ({nbytes}){gap} are not listed; --json has all"
+        lines.append(_filled(note, width, indent=2))
     return "\n".join(lines) + "\n"
+
+
+def _entry_row(plan: Plan, entry: Occupant | Gap) -> Row:
+    """A storage alive, or a gap, as a row of a table."""
+    if isinstance(entry, Gap):
+        return Row(entry.offset, entry.nbytes, "(free)")
+    storage, place = plan.graph.storages[entry.storage], plan.placements[entry.storage]
+    use = " and ".join(word for word, does in (("read", entry.reads), ("written", entry.writes)) if does)
+    name = storage.name + (f"  ({use})" if use else "")
+    return Row(entry.offset, entry.nbytes, name, storage.role, f"[{place.birth}, {place.death})")
+
+
+def _by_role(plan: Plan, occupants: Sequence[Occupant]) -> str:
+    """Bytes and number of the storages alive in each role, most bytes first."""
+    sums: dict[str, tuple[int, int]] = {}
+    for entry in occupants:
+        role = role_text(plan.graph.storages[entry.storage].role)
+        nbytes, count = sums.get(role, (0, 0))
+        sums[role] = (nbytes + entry.nbytes, count + 1)
+    ranked = sorted(sums.items(), key=lambda item: (-item[1][0], item[0]))
+    return ", ".join(f"{role} {size_text(nbytes)} in {count:,}" for role, (nbytes, count) in ranked) or "nothing"
 
 
 def tensor_text(plan: Plan, name: str, width: int = WIDTH) -> str:
@@ -101,10 +140,14 @@ def tensor_text(plan: Plan, name: str, width: int = WIDTH) -> str:
     return "\n".join(_wrapped(label, text, width) for label, text in rows) + "\n"
 
 
-def _wrapped(label: str, text: str, width: int) -> str:
+def _wrapped(label: str, text: str, width: int, indent: int = 14) -> str:
     """A label and its text, which goes on below itself."""
     return textwrap.fill(
-        f"{label:<14}{text}", width, subsequent_indent=" " * 14, break_on_hyphens=False, replace_whitespace=False
+        f"{label:<{indent}}{text}",
+        width,
+        subsequent_indent=" " * indent,
+        break_on_hyphens=False,
+        replace_whitespace=False,
     )
 
 
@@ -139,7 +182,7 @@ def _header(plan: Plan, width: int) -> str:
         total = sum(entry.nbytes for entry in plan.unplanned)
         names = ", ".join(sorted({entry.operator for entry in plan.unplanned}))
         lines.append(figure("unplanned", total, f"outside the arena: {names}"))
-    return "\n".join(_cut(line, width) for line in lines)
+    return "\n".join(_filled(line, width, indent=2 if line is lines[0] else 29) for line in lines)
 
 
 def storage_keys(plan: Plan) -> tuple[str, ...]:
@@ -220,7 +263,7 @@ def _table(plan: Plan, keys: Sequence[str], width: int) -> str:
             f"   … and {len(storages) - len(shown):,} more; these are the largest of {len(alive):,} alive at the peak."
         )
     after = handed_over(plan)
-    lines = [f"   {'offset':>15} {'bytes':>15}  {'role':<18} {'lifetime':<13} name"]
+    rows = []
     for index in shown:
         storage, place = storages[index], plan.placements[index]
         name = storage.name
@@ -229,13 +272,15 @@ def _table(plan: Plan, keys: Sequence[str], width: int) -> str:
         elif index in after:
             name += f" → {storages[after[index]].name}"
         lifetime = f"[{place.birth}, {place.death})"
-        row = f"{place.offset:>15,} {storage.nbytes:>15,}  {storage.role:<18} {lifetime:<13} {name}"
-        lines.append(f" {keys[index]} {row}")
+        rows.append(Row(place.offset, storage.nbytes, name, storage.role, lifetime, keys[index]))
+    lines = table_lines(rows, width)
+    shown_lines = [_cut(line, width) for line in lines]
     if any(" ← " in line or " → " in line for line in lines):
-        lines.append("   b ← a: b takes the place of a and overwrites it; a → b: a is overwritten by b.")
+        text = "   b ← a: b takes the place of a and overwrites it; a → b: a is overwritten by b."
+        shown_lines.append(_filled(text, width, indent=3))
     if note:
-        lines.append(note)
-    return "\n".join(_cut(line, width) for line in lines)
+        shown_lines.append(_filled(note, width, indent=5))
+    return "\n".join(shown_lines)
 
 
 def _operation_text(plan: Plan, step: int) -> str:
@@ -258,6 +303,11 @@ def _place_text(plan: Plan, storage: int) -> str:
 
 def _tensor_type(tensor: Tensor) -> str:
     return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
+
+
+def _filled(line: str, width: int, indent: int) -> str:
+    """A line, going on below itself where it is too long."""
+    return textwrap.fill(line, width, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def _cut(line: str, width: int) -> str:

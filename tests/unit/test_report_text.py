@@ -11,6 +11,7 @@ from plans import PlanBuilder, small_plan, synthetic_plan, traced_plan
 from planner.graph import Role
 from planner.plan import Unplanned
 from planner.report.colours import ROLE_COLOURS, text_colour
+from planner.report.facts import at_step
 from planner.report.terminal import fitting_width, offset_map_colours
 from planner.report.text import ROWS, WIDTH, offset_map, step_text, storage_keys, tensor_text
 
@@ -22,7 +23,7 @@ def test_no_line_is_wider_than_the_terminal(make):
     assert max(len(line) for text in texts for line in text.splitlines()) <= WIDTH
 
 
-@pytest.mark.parametrize("width", [76, 100, 133, 160])
+@pytest.mark.parametrize("width", [60, 76, 80, 100, 133, 160, 200])
 @pytest.mark.parametrize("make", [small_plan, lambda: synthetic_plan(60), lambda: traced_plan("sliced", "joint")])
 def test_every_width_is_kept_to(make, width):
     plan = make()
@@ -53,7 +54,7 @@ def test_a_colour_terminal_shows_the_same_characters_on_the_colours_of_their_rol
 
 
 def test_widths_of_terminals_are_kept_within_reason():
-    assert [fitting_width(columns) for columns in (20, 76, 120, 400)] == [76, 76, 120, 160]
+    assert [fitting_width(columns) for columns in (20, 76, 120, 400)] == [60, 76, 120, 160]
 
 
 def test_long_names_are_cut():
@@ -120,6 +121,40 @@ def test_a_step_lists_what_is_alive_and_what_is_free():
     assert re.search(r"gradient +\[3, 4\) +grad_x  \(written\)", text)
     assert re.search(r"16,640 +8,192  \(free\)", text)
     assert "in 1 gap\n" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_a_step_of_a_large_plan_is_summed_up(width):
+    """What the operation uses, the largest, the gaps; all in few lines, and the sums are those of everything alive."""
+    plan = synthetic_plan(5000)
+    step = 200
+    facts = at_step(plan, step)
+    text = step_text(plan, step, width)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    assert len(lines) < 70 < len(facts.occupants)
+    words = " ".join(text.split())
+    assert "reads layers.100.weight (768 B), layers.99.out (64.00 KiB)" in words
+    assert "writes layers.100.wide (128.00 KiB)" in words
+    listed = [line for line in lines if "layers." in line or line.endswith(" input.0")][2:]
+    hidden = re.search(r"… ([\d,]+) smaller storages", words)
+    assert hidden is not None
+    names = {plan.graph.storages[entry.storage].name for entry in facts.occupants}
+    shown = {name for line in listed for name in line.split() if name in names}
+    assert len(shown) + int(hidden[1].replace(",", "")) == len(facts.occupants)
+    assert {"layers.100.weight", "layers.99.out", "layers.100.wide"} <= shown
+    parameters = sum(plan.graph.storages[entry.storage].role is Role.PARAMETER for entry in facts.occupants)
+    assert re.search(rf"parameter [\d.]+ KiB in {parameters}\b", words)
+
+
+@pytest.mark.parametrize("width", [60, 80, 99])
+def test_names_stay_readable_in_a_narrow_terminal(width):
+    """The role goes before the name does."""
+    for plan in (synthetic_plan(60), synthetic_plan(5000), traced_plan("materialized")):
+        for text in (offset_map(plan, width), step_text(plan, plan.steps // 2, width)):
+            heading = next(line for line in text.splitlines() if line.endswith(" name"))
+            room = width - heading.index("name")
+            assert room >= 18, heading
 
 
 def test_a_tensor_tells_its_story():

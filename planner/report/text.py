@@ -121,7 +121,6 @@ def _by_role(plan: Plan, occupants: Sequence[Occupant]) -> str:
 def tensor_text(plan: Plan, name: str, width: int = WIDTH) -> str:
     """Everything about one tensor, wrapped to ``width``; raise `ShapeError`, naming near matches, if there is none."""
     facts = about_tensor(plan, name)
-    storages = plan.graph.storages
     tensor, place = facts.tensor, facts.placement
     end = place.offset + facts.storage.nbytes
     rows = [
@@ -132,10 +131,10 @@ def tensor_text(plan: Plan, name: str, width: int = WIDTH) -> str:
         ("lifetime", f"steps [{place.birth}, {place.death})"),
         ("written", _steps_text(plan, facts.storage_writers) or "by the caller, before the first step"),
         ("read", _steps_text(plan, facts.storage_readers) or "by no step"),
-        ("views", ", ".join(facts.views) or "none"),
-        ("in place", " → ".join(storages[index].name for index in facts.chain) if len(facts.chain) > 1 else "no"),
-        ("above", ", ".join(_place_text(plan, index) for index in facts.above) or "nothing"),
-        ("below", ", ".join(_place_text(plan, index) for index in facts.below) or "nothing"),
+        ("views", ", ".join(_some(facts.views, 8)) or "none"),
+        ("in place", _chain_text(plan, tensor.storage, facts.chain) if len(facts.chain) > 1 else "no"),
+        *_neighbour_rows("above", plan, facts.above),
+        *_neighbour_rows("below", plan, facts.below),
     ]
     return "\n".join(_wrapped(label, text, width) for label, text in rows) + "\n"
 
@@ -296,9 +295,37 @@ def _steps_text(plan: Plan, steps: Sequence[int], most: int = 4) -> str:
     return text + (f"; and {len(steps) - most} more" if len(steps) > most else "")
 
 
-def _place_text(plan: Plan, storage: int) -> str:
-    place, nbytes = plan.placements[storage], plan.graph.storages[storage].nbytes
-    return f"{plan.graph.storages[storage].name} (bytes {place.offset:,} to {place.offset + nbytes:,})"
+def _neighbour_rows(label: str, plan: Plan, neighbours: Sequence[int], most: int = 6) -> list[tuple[str, str]]:
+    """A row for each storage next to another, in order of birth: where several lie there they take turns."""
+    if not neighbours:
+        return [(label, "nothing")]
+    ordered = sorted(neighbours, key=lambda index: (plan.placements[index].birth, index))
+    texts = []
+    for index in ordered[:most]:
+        place, storage = plan.placements[index], plan.graph.storages[index]
+        end = place.offset + storage.nbytes
+        texts.append(f"{storage.name}, steps [{place.birth}, {place.death}), bytes {place.offset:,} to {end:,}")
+    if len(ordered) > most:
+        texts.append(f"and {len(ordered) - most} more at other steps")
+    return [(label if row == 0 else "", text) for row, text in enumerate(texts)]
+
+
+def _chain_text(plan: Plan, storage: int, chain: Sequence[int]) -> str:
+    """Who hands the bytes on to whom; of a long chain both ends and what is near ``storage``."""
+    at = chain.index(storage)
+    last = len(chain) - 1
+    shown = [place for place in range(len(chain)) if len(chain) <= 12 or place in (0, last) or abs(place - at) <= 3]
+    parts: list[str] = []
+    for before, place in zip([-1, *shown], shown, strict=False):
+        if place > before + 1:
+            parts.append(f"… {place - before - 1} more …")
+        parts.append(plan.graph.storages[chain[place]].name)
+    return " → ".join(parts)
+
+
+def _some(names: Sequence[str], most: int) -> list[str]:
+    """The first names, and how many more there are."""
+    return [*names[:most], *([f"and {len(names) - most} more"] if len(names) > most else [])]
 
 
 def _tensor_type(tensor: Tensor) -> str:

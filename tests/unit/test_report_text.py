@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from plans import PlanBuilder, small_plan, synthetic_plan, traced_plan
 
-from planner.graph import Role
+from planner.graph import Role, TensorRef
 from planner.plan import Unplanned
 from planner.report.colours import ROLE_COLOURS, text_colour
 from planner.report.facts import at_step
@@ -155,6 +155,28 @@ def test_names_stay_readable_in_a_narrow_terminal(width):
             heading = next(line for line in text.splitlines() if line.endswith(" name"))
             room = width - heading.index("name")
             assert room >= 18, heading
+
+
+def test_long_lists_about_a_tensor_are_cut():
+    """Many views, a long chain in place, many neighbours that take turns: each says how many more there are."""
+    build = PlanBuilder()
+    value = build.storage("x", (64,), Role.INPUT)
+    for view in range(20):
+        build.view(f"x.view_{view}", value, (8, 8), (8, 1))
+    base = build.storage("w", (64,), Role.PARAMETER)
+    for number in range(30):
+        out = build.storage(f"y{number}", (64,))
+        build.step(f"add_{number}", "aten.relu.default", (TensorRef(value),), out, over=value)
+        value = out
+    plan = build.build()
+    text = " ".join(tensor_text(plan, "x").split())
+    assert "x.view_7, and 12 more" in text
+    assert "in place x → y0 → y1 → y2 → … 26 more … → y29" in text
+    middle = " ".join(tensor_text(plan, "y14").split())
+    assert "x → … 11 more … → y11 → y12 → y13 → y14 → y15 → y16 → y17 → … 11 more … → y29" in middle
+    neighbours = tensor_text(plan, plan.graph.tensors[base].name)
+    assert "and 25 more at other steps" in neighbours
+    assert sum(", steps [" in line for line in neighbours.splitlines()) == 6
 
 
 def test_a_tensor_tells_its_story():

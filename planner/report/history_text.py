@@ -9,6 +9,7 @@ from planner.problem import Colouring
 from planner.report.facts import size_text
 from planner.snapshot import DeviceFigures, Replay, Snapshot
 from planner.snapshot.figures import Group, Holder, place_name
+from planner.snapshot.frames import printable
 from planner.snapshot.problem import ALLOCATOR_ROUNDING
 from planner.snapshot.replay import OutOfMemory
 
@@ -117,7 +118,7 @@ def _holder_text(holder: Holder, report: DeviceReport) -> str:
     block = holder.block
     death = "end" if block.death >= report.history.steps else str(block.death)
     life = f"[{block.birth or 'start'}, {death})"
-    category = f"  {block.category}" if block.category else ""
+    category = f"  {printable(block.category)}" if block.category else ""
     where = place_name(block, holder.place)
     return f"  {size_text(block.nbytes):>12}  {life:<17}{category}  {where}"
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.snapshot.frames import Place, places, user_place
+from planner.snapshot.frames import Place, places, printable, user_place
 from planner.snapshot.problem import ALLOCATOR_ROUNDING
 from planner.snapshot.replay import Block, Replay, live_nbytes, streams
 
@@ -192,8 +192,9 @@ def _by_category(alive: Sequence[Block]) -> tuple[Group, ...]:
         return ()
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for block in alive:
-        sums[block.category or "unknown"][0] += block.nbytes
-        sums[block.category or "unknown"][1] += 1
+        name = printable(block.category) or "unknown"
+        sums[name][0] += block.nbytes
+        sums[name][1] += 1
     return _groups(sums)
 
 

@@ -55,11 +55,11 @@ def _place(frame: Any) -> Place | None:
     if not (isinstance(file, str) or isinstance(name, str)):
         return None
     number = line if type(line) is int and 0 <= line < 2**31 else 0
-    return Place(_printable(file), number, _printable(name))
+    return Place(printable(file), number, printable(name))
 
 
-def _printable(text: Any) -> str:
-    """A name without what would move a terminal's cursor; long ones (templates of C++) are cut."""
+def printable(text: Any) -> str:
+    """Text of a file: a name without what would move a terminal's cursor; long ones (templates of C++) are cut."""
     if not isinstance(text, str):
         return ""
     cut = text if len(text) <= 500 else text[:499] + "…"

@@ -20,7 +20,7 @@ from planner.report.history_text import DeviceReport, history_json, history_text
 from planner.snapshot import as_problem, device_figures, read_snapshot, replay, write_problem
 from planner.snapshot.problem import ARENA_ALIGNMENT
 from planner.snapshot.records import DeviceRecord, Snapshot
-from runtime.cli.errors import CallError, one_line_errors, say
+from runtime.cli.errors import FAILED, CallError, one_line_errors, say
 
 
 def snapshot(
@@ -61,6 +61,9 @@ def snapshot(
             encoding = sys.stdout.encoding or "utf-8"
             text = history_text(taken, reports, width=_width())
             print(text.encode(encoding, errors="replace").decode(encoding), end="")
+        if any(report.packing is not None and report.packing.interrupted for report in reports):
+            say("interrupted; the planned arena is the best until then")
+            raise typer.Exit(FAILED)
 
 
 def _chosen(taken: Snapshot, device: int | None) -> list[DeviceRecord]:

@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 import planner
 from planner.bounds import lower_bound
+from planner.colouring import colour
 from planner.errors import SnapshotFileError
 from planner.packing_file import read_problem
 from planner.snapshot import read_snapshot
@@ -181,13 +183,47 @@ def test_a_list_of_segments_is_reported_without_a_plan(tmp_path):
 
 def test_control_characters_do_not_reach_the_terminal(tmp_path):
     allocator = CachingAllocator()
-    allocator.alloc(MIB, [{"filename": "\x1b[2Jevil.py", "line": 3, "name": "a\nb\x07"}])
+    allocator.alloc(MIB, [{"filename": "\x1b[2Jevil.py", "line": 3, "name": "a\nb\x07"}], category="\x1b[31mred\ud800")
     path = tmp_path / "odd.pickle"
     path.write_bytes(pickle.dumps(snapshot_of(allocator), protocol=4))
     text = run(path).stdout
     assert "\x1b" not in text
     assert "\x07" not in text
     assert "evil.py:3 a\ufffdb" in text
+    assert run(path, "--json", "--svg", tmp_path / "odd.svg").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "entries", [[("snapshot", 0)], [("segment_alloc", 2 * MIB)], [("alloc", 0)], [("oom", 5 * MIB)]]
+)
+def test_a_trace_without_bytes_is_no_error(entries, tmp_path):
+    trace = [{"action": action, "addr": 4096, "size": size, "stream": 0, "frames": []} for action, size in entries]
+    path = tmp_path / "few.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [trace]}, protocol=4))
+    for more in ((), ("--json", "--csv", tmp_path / "t.csv", "--svg", tmp_path / "t.svg")):
+        result = run(path, *more)
+        assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["devices"][0]["arena_bytes"] == 0
+
+
+def test_the_largest_size_there_is_is_refused_by_the_packing(tmp_path):
+    trace = [{"action": "alloc", "addr": 4096, "size": 2**63 - 1, "stream": 0, "frames": []}]
+    path = tmp_path / "vast.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [trace]}, protocol=4))
+    assert "larger than 9223372036854775807" in one_error(run(path))
+
+
+def test_ctrl_c_during_the_packing_leaves_the_report(saved, monkeypatch):
+    from runtime.cli import snapshot as module
+
+    def stopped(problem: Any, **options: Any) -> Any:
+        return replace(colour(problem, **options), interrupted=True)
+
+    monkeypatch.setattr(module, "colour", stopped)
+    result = run(saved)
+    assert result.exit_code == 1
+    assert "planned arena" in result.stdout
+    assert "interrupted" in result.stderr
 
 
 class _Malice:

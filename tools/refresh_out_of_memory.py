@@ -54,7 +54,19 @@ def main() -> None:
         call = ("plan", EXAMPLE, "--pass", "joint", "--budget", budget[1], "--json")
         less = json.loads(arenaplan(*call))["arena_bytes"]
         page = re.sub(r"this step takes\n[\d.]+ MiB", f"this step takes\n{less / MIB:.2f} MiB", page)
+    page = re.sub("<!-- speed -->.*<!-- end of speed -->", speed, page, flags=re.DOTALL)
     PAGE.write_text(page, encoding="utf-8")
+
+
+def speed(_: re.Match[str]) -> str:
+    """What `tools/snapshot_speed.py` measured."""
+    small, large = json.loads((ROOT / "docs" / "benchmarks" / "snapshot.json").read_text(encoding="utf-8"))["cases"]
+    return f"""<!-- speed -->
+A file of {large["file_bytes"] / 1e6:.0f} MB with {large["events"]:,} events is read and its {large["blocks"]:,} blocks are packed in
+{large["processor_seconds"]:.0f} processor seconds and at most {large["peak_resident_bytes"] / 1e9:.1f} GB of memory; one of
+{small["file_bytes"] / 1e6:.0f} MB takes {small["processor_seconds"]:.1f} s and {small["peak_resident_bytes"] / 1e9:.2f} GB
+([JSON](benchmarks/snapshot.json), written by `tools/snapshot_speed.py`).
+<!-- end of speed -->"""
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,12 +62,14 @@ def main() -> None:
 def speed(_: re.Match[str]) -> str:
     """What `tools/snapshot_speed.py` measured."""
     small, large = json.loads((ROOT / "docs" / "benchmarks" / "snapshot.json").read_text(encoding="utf-8"))["cases"]
-    return f"""<!-- speed -->
-A file of {large["file_bytes"] / 1e6:.0f} MB with {large["events"]:,} events is read and its {large["blocks"]:,} blocks are packed in
-{large["processor_seconds"]:.0f} processor seconds and at most {large["peak_resident_bytes"] / 1e9:.1f} GB of memory; one of
-{small["file_bytes"] / 1e6:.0f} MB takes {small["processor_seconds"]:.1f} s and {small["peak_resident_bytes"] / 1e9:.2f} GB
-([JSON](benchmarks/snapshot.json), written by `tools/snapshot_speed.py`).
-<!-- end of speed -->"""
+    text = (
+        f"A file of {large['file_bytes'] / 1e6:.0f} MB with {large['events']:,} events is read and its"
+        f" {large['blocks']:,} blocks are packed in {large['processor_seconds']:.0f} processor seconds and at most"
+        f" {large['peak_resident_bytes'] / 1e9:.1f} GB of memory; one of {small['file_bytes'] / 1e6:.0f} MB takes"
+        f" {small['processor_seconds']:.1f} s and {small['peak_resident_bytes'] / 1e9:.2f} GB"
+        " ([JSON](benchmarks/snapshot.json), written by `tools/snapshot_speed.py`)."
+    )
+    return f"<!-- speed -->\n{textwrap.fill(text, 120)}\n<!-- end of speed -->"
 
 
 if __name__ == "__main__":

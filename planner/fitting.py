@@ -12,6 +12,7 @@ from planner.errors import BudgetError, CapacityError
 from planner.plan import padded
 from planner.problem import Colouring
 from planner.rewrite.evict import Evictor
+from planner.rewrite.fusion import fuse_elementwise
 from planner.rewrite.workspaces import without_workspaces
 from planner.variants import Variant, live_nbytes, measured
 
@@ -89,7 +90,7 @@ def within(fitting: Fitting, stages: Iterable[Callable[[], list[Variant]]], *, a
         return None
     if not again:
         raise budget_error(fitting, best)
-    bases = [_Base(fitting, variant) for variant in _bases(once)]
+    bases = [_Base(variant, fitting.alignment, fitting.donate) for variant in _bases(once)]
     reachable = list(_reach(fitting, bases))
     least = smallest(reachable, fitting.coloured)
     if least is not None and least[1].peak_nbytes < best[1].peak_nbytes:
@@ -100,20 +101,21 @@ def within(fitting: Fitting, stages: Iterable[Callable[[], list[Variant]]], *, a
 
 
 def moderate(once: list[Variant], alignment: int, donate: bool) -> Iterator[Variant]:
-    """The program of least peak, recomputed within one limit after the other that costs no more than `MODERATE_WORK`.
+    """Of the programs near the least peak the one of least work, recomputed for no more than `MODERATE_WORK` more.
 
     The limits halve the interval between what is certainly too low and the lowest that could be kept.
     """
-    base = min(once, key=lambda variant: variant.rank)
-    evictor = Evictor(without_workspaces(base.graph), alignment=alignment, donate=donate)
-    low, high = evictor.least_possible_nbytes, base.lower_bound_nbytes
+    least = min(variant.lower_bound_nbytes for variant in once)
+    near = [variant for variant in once if variant.lower_bound_nbytes <= (1 + MODERATE_WORK) * least]
+    base = _Base(min(near, key=lambda variant: (variant.work, variant.rank)), alignment, donate)
+    low, high = base.least_possible_nbytes, base.variant.lower_bound_nbytes
+    most = (1 + MODERATE_WORK) * base.variant.work
     for _ in range(MODERATE_TRIES):
         if high - low < alignment:
             return
         middle = (low + high) // 2
-        graph = evictor.within(middle)
-        made = None if graph is None else measured(base.strategy, base.slices, graph, alignment, donate)
-        if made is None or made.lower_bound_nbytes > middle or made.work > (1 + MODERATE_WORK) * base.work:
+        made = base.within(middle)
+        if made is None or made.work > most:
             low = middle
         else:
             high = made.lower_bound_nbytes
@@ -136,10 +138,10 @@ def _bases(once: list[Variant]) -> list[Variant]:
 class _Base:
     """A program that computes everything once, to recompute parts of."""
 
-    def __init__(self, fitting: Fitting, variant: Variant) -> None:
+    def __init__(self, variant: Variant, alignment: int, donate: bool) -> None:
         self.variant = variant
-        self._options = fitting.alignment, fitting.donate
-        self._evictor = Evictor(without_workspaces(variant.graph), alignment=fitting.alignment, donate=fitting.donate)
+        self._options = alignment, donate
+        self._evictor = Evictor(without_workspaces(variant.graph), alignment=alignment, donate=donate)
         self.least_possible_nbytes = self._evictor.least_possible_nbytes
 
     def within(self, limit_nbytes: int) -> Variant | None:
@@ -147,7 +149,7 @@ class _Base:
         graph = self._evictor.within(limit_nbytes)
         if graph is None:
             return None
-        made = measured(self.variant.strategy, self.variant.slices, graph, *self._options)
+        made = measured(self.variant.strategy, self.variant.slices, fuse_elementwise(graph), *self._options)
         return made if made.lower_bound_nbytes <= limit_nbytes else None
 
 

@@ -3,7 +3,7 @@
 An operator whose result is read by one group of operations only joins that group (the fanout-free cones of logic
 synthesis), so a group has one result. Only operators that the compiled loop computes with ATen's roundings take part
 (exp and tanh to 3 units in the last place), in float32, on dense tensors of one shape; masks are boolean, and numbers
-may stand in any other place.
+may stand in any other place. A group may be part of another: after recomputation more is read by one group only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from planner.graph import Argument, Graph, Operation, TensorRef
 from planner.operators import POINTWISE, base_name
-from planner.pointwise import MOST_INSTRUCTIONS
+from planner.pointwise import MOST_INSTRUCTIONS, decode
 from planner.rewrite.program import Program
 
 #: Tensors a group may read: more, and compilers no longer turn its loop into vector lanes.
@@ -96,6 +96,13 @@ def _silu_backward(write: _Writer, operands: list[_Value], _: Operation) -> _Val
     return write("mul", write("mul", gradient, gate), slope)
 
 
+def _inlined(write: _Writer, operands: list[_Value], operation: Operation) -> _Value:
+    values = list(operands)
+    for name, used in decode(operation.arguments):
+        values.append(write(name, *(values[position] for position in used)))
+    return values[-1]
+
+
 def _same(name: str) -> _Emit:
     return lambda write, operands, _: write(name, *operands)
 
@@ -107,6 +114,7 @@ _EMIT: Mapping[str, _Emit] = MappingProxyType(
         "sub": lambda write, operands, op: write("sub", operands[0], _scaled(write, operands, op)),
         "rsub": lambda write, operands, _: write("sub", operands[1], operands[0]),
         **{name: _same(name) for name in ("mul", "div", "neg", "exp", "tanh", "sigmoid", "sqrt", "relu")},
+        POINTWISE: _inlined,
         "square": lambda write, operands, _: write("mul", operands[0], operands[0]),
         "pow": _power,
         "silu": _silu,
@@ -175,7 +183,7 @@ def _groups(program: Program) -> list[list[int]]:
 def _fits(program: Program, operation: Operation) -> bool:
     """Whether the operation can be instructions: its operator, its dtypes, and dense tensors of one shape."""
     name = base_name(operation.operator)
-    if name not in _EMIT or not operation.operator.startswith("aten.") or operation.lane is not None:
+    if name not in _EMIT or operation.lane is not None:
         return False
     if operation.operator.split(".")[1].endswith("_") or len(operation.outputs) != 1 or operation.outputs[0] is None:
         return False
@@ -192,6 +200,8 @@ def _fits(program: Program, operation: Operation) -> bool:
         return False
     if name == "threshold_backward" and operation.arguments[2] != 0:
         return False
+    if name == POINTWISE:
+        return True  # its operands were looked at when it was made
     return all(_is_operand(program, operation, position) for position in range(len(operation.arguments)))
 
 
@@ -261,6 +271,8 @@ def _may_join(program: Program, position: int, home: int, members: list[int], us
 
 def _cost(operation: Operation) -> int:
     """Instructions of one operation, at most."""
+    if operation.operator == POINTWISE:
+        return len(decode(operation.arguments))
     return 6 if base_name(operation.operator).endswith("backward") or base_name(operation.operator) == "silu" else 2
 
 
@@ -270,7 +282,7 @@ def _fused(members: list[Operation]) -> Operation:
     for operation in members:
         operands: list[_Value] = []
         name = base_name(operation.operator)
-        for argument in operation.arguments[: _TAKEN.get(name)]:
+        for argument in operation.arguments[name == POINTWISE : _TAKEN.get(name)]:
             if isinstance(argument, TensorRef) and argument.tensor in computed:
                 operands.append(computed[argument.tensor])
             elif isinstance(argument, (TensorRef, int, float)):

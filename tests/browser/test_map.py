@@ -289,3 +289,54 @@ def test_fifty_thousand_tensors(show):
         page.press("-")
         draws.append(float(page.plot().locator("canvas.base").get_attribute("data-frame-ms")))
     assert sorted(draws)[len(draws) // 2] < 250, "milliseconds to draw everything"
+
+
+def under(plan: Plan, moment: float, offset: float) -> str:
+    """The name of the storage at a time (in half steps) and an offset, by looking at all of them."""
+    times = Times.of(plan)
+    found = [
+        plan.graph.storages[i].name
+        for i in shown(plan)
+        if times.start[i] <= moment < times.end[i]
+        and plan.placements[i].offset <= offset < plan.placements[i].offset + plan.graph.storages[i].nbytes
+    ]
+    assert len(found) <= 1
+    return found[0] if found else ""
+
+
+SWEEP = """(plot, spots) => {
+    const box = plot.getBoundingClientRect(), tip = document.getElementById("tip");
+    return spots.map(([x, y]) => {
+        const where = { clientX: box.left + x, clientY: box.top + y, bubbles: true };
+        plot.dispatchEvent(new PointerEvent("pointermove", where));
+        return tip.hidden ? "" : tip.textContent.split("\\n")[0];
+    });
+}"""
+
+
+@pytest.mark.parametrize("zooms", [0, 6])
+def test_what_lies_under_any_pixel_is_found(show, zooms):
+    plan = synthetic_plan(3000)
+    page = show(plan)
+    page.plot().focus()
+    page.press(*["+"] * zooms)
+    v = page.view()
+    assert (v["t1"] - v["t0"] < plan.steps) == bool(zooms)
+    spots = []
+    for k in range(500):
+        x = v["left"] + (k * 0.6180339 % 1) * (v["right"] - v["left"])
+        y = v["top"] + (k * 0.7548777 % 1) * (v["bottom"] - v["top"])
+        spots.append((x, y))
+    expected = [
+        under(
+            plan,
+            2 * (v["t0"] + (x - v["left"]) / (v["right"] - v["left"]) * (v["t1"] - v["t0"])) // 1,
+            v["o0"] + (v["bottom"] - y) / (v["bottom"] - v["top"]) * (v["o1"] - v["o0"]),
+        )
+        for x, y in spots
+    ]
+    found = page.plot().evaluate(SWEEP, spots)
+    # A pointer has whole pixels in some browsers' events: where the answer hangs on less, it is not asked.
+    wrong = [(spot, one, two) for spot, one, two in zip(spots, expected, found, strict=True) if one != two]
+    assert len(wrong) <= 2, wrong
+    assert len(set(expected)) > 20

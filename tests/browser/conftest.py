@@ -37,6 +37,7 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., MapPage]]:
             path.write_text(offset_map_html(plan, **options), encoding="utf-8")
         viewport = {"width": size[0], "height": size[1]}
         context = browser.new_context(viewport=viewport, color_scheme=scheme, has_touch=touch)
+        context.set_default_timeout(120_000)  # A busy machine is no failure of the page.
         opened.append((context, MapPage(context.new_page(), path)))
         return opened[-1][1]
 

@@ -358,7 +358,7 @@ def test_two_plans_stand_side_by_side_on_common_scales(show):
     page.press("+", "+")
     assert page.view(0)["t1"] == page.view(1)["t1"] < max(before.steps, after.steps)
     page.press("o")
-    assert page.page.locator("#step-title").inner_text() == "Step in traced"
+    assert page.page.locator("#step-facts .plan").inner_text() == "in traced"
     assert "no storage of this name" in _select_one_without_counterpart(page, before, names)
 
 

@@ -18,6 +18,9 @@ PLANS = {
     "joint": lambda: traced_plan("traced", "joint"),
 }
 
+#: Where every storage is asked about, the larger plans take their time.
+SOME = ["small", "backward", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sliced", "joint"))]
+
 
 def shown(plan: Plan) -> list[int]:
     return [index for index, storage in enumerate(plan.graph.storages) if storage.nbytes]
@@ -51,7 +54,7 @@ def test_every_storage_is_drawn_in_the_colour_of_its_role(show, name):
     assert page.pixels(spots) == [ROLE_COLOURS[plan.graph.storages[index].role] for index in large]
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", SOME)
 def test_hovering_says_what_a_storage_is(show, name):
     plan = PLANS[name]()
     page = show(plan)
@@ -128,7 +131,7 @@ def beside(plan: Plan, index: int, step: int) -> tuple[str, str]:
     return above, below
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", SOME)
 def test_a_click_shows_everything_about_a_storage(show, name):
     plan = PLANS[name]()
     page = show(plan)

@@ -38,15 +38,17 @@ function showDifference({ header: { difference }, maps }) {
 /** The colours of the present mode. A ramp of very many groups has a swatch for several in a row. */
 function showLegend(app) {
   const list = document.getElementById("legend"), { colours } = app, { groups, ramped, alone } = colours;
-  const shown = [...groups.keys()].filter(k => groups[k].count), name = k => shorten(groups[k].name, 40);
+  const present = [...groups.keys()].filter(k => groups[k].count), name = k => shorten(groups[k].name, 40);
+  // What belongs to no module is no part of a ramp.
+  const apart = ramped ? present.filter(k => groups[k].apart) : [], shown = present.filter(k => !apart.includes(k));
   const each = ramped ? Math.ceil(shown.length / MOST_SWATCHES) : 1;
   const end = text => make("li", text, { className: "end" });
   let only = "";
   list.replaceChildren();
   list.classList.toggle("ramp", ramped);
   if (ramped) list.append(end(name(shown[0])));
-  for (let at = 0; at < shown.length; at += each) {
-    const part = shown.slice(at, at + each), pressed = alone !== null && alone.has(part[0]);
+  const entry = (part, named) => {
+    const pressed = alone !== null && alone.has(part[0]);
     const label = name(part[0]) + (part.length > 1 ? " to " + name(part.at(-1)) : "");
     const count = part.reduce((sum, k) => sum + groups[k].count, 0);
     const row = make("li"), swatch = make("i", undefined, { className: "swatch" });
@@ -54,7 +56,7 @@ function showLegend(app) {
     if (pressed) only = label;
     swatch.style.background = groups[part[Math.floor(part.length / 2)]].colour;
     button.append(swatch);
-    if (ramped) button.setAttribute("aria-label", label); else button.append(label);
+    if (named) button.append(label); else button.setAttribute("aria-label", label);
     button.setAttribute("aria-pressed", String(pressed));
     button.addEventListener("click", () => {
       colours.alone = pressed ? null : new Set(part);
@@ -63,8 +65,10 @@ function showLegend(app) {
     });
     row.append(button);
     list.append(row);
-  }
+  };
+  for (let at = 0; at < shown.length; at += each) entry(shown.slice(at, at + each), !ramped);
   if (ramped) list.append(end(only ? "only " + only : name(shown.at(-1))));
+  for (const k of apart) entry([k], true);
   document.getElementById("mode").value = colours.mode;
   document.getElementById("depth-field").hidden = colours.mode !== "module" || colours.deepest < 2;
   const depth = document.getElementById("depth");

@@ -92,7 +92,9 @@ class Colours {
     named.forEach((group, k) => {
       group.colour = !this.ramped ? palette[k] : ramp(low + (high - low) * k / (named.length - 1));
     });
-    for (const group of this.groups) if (group.name === "") { group.colour = NEUTRAL; group.name = "(no module)"; }
+    for (const group of this.groups) if (group.name === "") {
+      Object.assign(group, { colour: NEUTRAL, name: "(no module)", apart: true });
+    }
   }
 
   /** A packed pixel for each group: full, a shade darker (neighbours too close for a seam differ by it), and faint. */

@@ -64,12 +64,9 @@ class MapView {
     this.drawLabels(pen, f, labels);
     pen.fillStyle = theme.quiet;
     pen.textAlign = "right";
-    let last = Infinity;
-    for (const offset of ticks(o0, o1, clamp((f.y1 - f.y0) / 44, 2, 9), true)) {
+    for (const [offset, label] of tickLabels(ticks(o0, o1, clamp((f.y1 - f.y0) / 44, 2, 9), true))) {
       const y = this.toY(f, offset);
-      if (last - y < 13) continue;
-      last = y;
-      pen.fillText(tickSize(offset), f.x0 - 7, clamp(y + 4, 10, f.y1 + 3));
+      pen.fillText(label, f.x0 - 7, clamp(y + 4, 10, f.y1 + 3));
       pen.fillRect(f.x0 - 4, Math.round(y) - 0.5, 4, 1);
     }
     pen.fillText("step", f.x0 - 7, f.y1 + 16);
@@ -77,8 +74,8 @@ class MapView {
     const few = (f.x1 - f.x0) / (t1 - t0) > 16;
     for (const step of ticks(Math.max(t0, 0), t1, clamp((f.x1 - f.x0) / 70, 2, 14), false))
       if (step < this.plan.steps) {
-        const x = this.toX(f, step + (few ? 0.5 : 0));
-        if (x <= f.x1) pen.fillText(number(step), x, f.y1 + 16);
+        const x = this.toX(f, step + (few ? 0.5 : 0)), half = pen.measureText(number(step)).width / 2;
+        if (x <= f.x1) pen.fillText(number(step), Math.min(x, f.width - half - 1), f.y1 + 16);
       }
     this.drawCurve(pen, f);
     Object.assign(this.plot.dataset, { t0, t1, o0, o1, left: f.x0, right: f.x1, top: f.y0, bottom: f.y1 });

@@ -18,12 +18,11 @@ class Panel {
   #step() {
     const { app } = this, map = app.active, { plan } = map;
     const step = Math.min(app.step, plan.steps - 1), operation = plan.operation(step);
-    const title = app.maps.length > 1 ? "Step in " + shorten(plan.label, 16) : "Step";
-    document.getElementById("step-title").textContent = title;
     const field = document.getElementById("step");
     field.max = plan.steps - 1;
     if (document.activeElement !== field) field.value = step;
     this.facts.replaceChildren();
+    if (app.maps.length > 1) this.facts.append(make("div", "in " + shorten(plan.label, 80), { className: "plan" }));
     if (operation) {
       const line = make("div");
       line.append(make("b", operation.name), " = " + operation.operator);

@@ -12,6 +12,12 @@ function size(n) {
 /** A short label for an axis: no more digits than its tick needs. */
 function tickSize(n) { return size(n).replace(/\.00 /, " ").replace(/(\.\d)0 /, "$1 "); }
 
+/** A label for each offset; where they are too close for two digits, how far each is above the first. */
+function tickLabels(offsets) {
+  const labels = offsets.map(tickSize), same = labels.some((label, k) => k && label === labels[k - 1]);
+  return offsets.map((offset, k) => [offset, same && k ? "+" + tickSize(offset - offsets[0]) : labels[k]]);
+}
+
 function make(tag, text, properties) {
   const made = document.createElement(tag);
   if (text !== undefined) made.textContent = text;

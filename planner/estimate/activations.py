@@ -153,7 +153,7 @@ def _gpt2(model: Architecture, work: Workload) -> Activations:
             score_transient.nbytes + products + w * X,
             f"{score_transient.formula} + {'4' if work.fused else '1'}·w·T·H",
         ),
-        forward_transient=_forward(model, work, 3 if model.composite_gelu else 2, upcast=False),
+        forward_transient=_forward(model, work),
     )
 
 
@@ -180,7 +180,7 @@ def _bert(model: Architecture, work: Workload) -> Activations:
             score_transient.nbytes + 3 * w * X if work.fused else score_transient.nbytes + w * X,
             f"{score_transient.formula} + {'3' if work.fused else '1'}·w·T·H",
         ),
-        forward_transient=_forward(model, work, 2, upcast=False),
+        forward_transient=_forward(model, work),
     )
 
 
@@ -208,23 +208,40 @@ def _llama(model: Architecture, work: Workload) -> Activations:
             score_transient.nbytes + products + 2 * w * X,
             f"{score_transient.formula} + 2·w·T·H" + (" + w·T·(D + 2·E)" if work.fused else ""),
         ),
-        forward_transient=_forward(model, work, 3, upcast=True),
+        forward_transient=_forward(model, work),
     )
 
 
-def _forward(model: Architecture, work: Workload, inner: int, *, upcast: bool) -> Bytes:
-    """Most that a layer's forward holds by itself: its MLP, or its attention matrices.
+def _forward(model: Architecture, work: Workload) -> Bytes:
+    """Most that one layer's forward holds by itself, KV cache left out: around its MLP, or around its attention.
 
-    The MLP has ``inner`` activations of width F beside the residual and its norm; attention has queries, keys and values
-    beside them and, where it is materialised, two matrices around the softmax.
+    Beside what the layer computes there are the embedding's output (a local variable of the model), the residual and the
+    norm's output, a mask of B·L² where attention is materialised, and that attention's matrix until the layer ends.
     """
     w, T = work.itemsize, work.tokens
-    around = 2 * w * T * model.hidden
-    mlp = around + inner * w * T * model.intermediate
-    rows = w * T * (2 * model.width + 2 * model.kv_width)
-    matrices = 0 if work.fused else score_count(model, work) * (8 if upcast and w < 4 else 2 * w)
-    attention = around + rows + matrices
-    if mlp >= attention:
-        return Bytes(mlp, f"2·w·T·H + {inner}·w·T·F")
-    scores = "" if work.fused else f" + {'8' if upcast and w < 4 else '2·w'}·S"
-    return Bytes(attention, f"2·w·T·H + 2·w·T·(D + E){scores}")
+    X, TF, D, E = T * model.hidden, T * model.intermediate, T * model.width, T * model.kv_width
+    S = 0 if work.fused else score_count(model, work)
+    mask = 0 if work.fused or model.family is Family.BERT else w * work.batch * work.length**2
+    kept = (w * S, " + w·S") if S else (0, "")
+    masked = (mask, " + w·B·L²") if mask else (0, "")
+    upcast = model.family is Family.LLAMA and w < 4
+    matrices = (S * (8 + w if upcast else 2 * w), f" + {'(8 + w)' if upcast else '2·w'}·S") if S else (0, "")
+    if model.family is Family.GPT2:
+        inner = 4 if model.composite_gelu else 2
+        mlp = Bytes((5 * X + inner * TF) * w, f"5·w·T·H + {inner}·w·T·F")
+        attention = Bytes((3 * X + 3 * D) * w, "3·w·T·H + 3·w·T·D")
+    elif model.family is Family.LLAMA:
+        mlp = Bytes((4 * X + 3 * TF) * w, "4·w·T·H + 3·w·T·F")
+        repeated = 3 if model.kv_heads < model.heads else 1  # materialised: grouped keys and values for every head
+        queries = (repeated * D, f"{repeated}·w·T·D") if S else (4 * D + 2 * E, "w·T·(4·D + 2·E)")
+        attention = Bytes((3 * X + queries[0]) * w, f"3·w·T·H + {queries[1]}")
+    else:
+        wide = 2 * TF + 3 * X >= TF + 6 * X
+        widest = 2 * TF + 3 * X if wide else TF + 6 * X
+        mlp = Bytes(widest * w, "3·w·T·H + 2·w·T·F" if wide else "6·w·T·H + w·T·F")
+        attention = Bytes((2 * X + 3 * D) * w, "2·w·T·H + 3·w·T·D")
+    halves = (
+        Bytes(mlp.nbytes + kept[0] + masked[0], mlp.formula + kept[1] + masked[1]),
+        Bytes(attention.nbytes + matrices[0] + masked[0], attention.formula + matrices[1] + masked[1]),
+    )
+    return max(halves, key=lambda half: half.nbytes)

@@ -14,6 +14,7 @@ from planner.estimate.inference import inference
 from planner.estimate.presets import PRESETS, preset
 from planner.estimate.states import Optimizer, Precision, Update, published
 from planner.estimate.terms import NOT_COVERED, Estimate, Phase, Term
+from planner.estimate.traced import traced
 from planner.estimate.training import training
 
 __all__ = [
@@ -40,5 +41,6 @@ __all__ = [
     "published",
     "read_checkpoint",
     "read_config",
+    "traced",
     "training",
 ]

@@ -59,6 +59,7 @@ class Estimate:
         phases: the moments that can be the peak, in the order of a step.
         published: weights, gradients and optimizer state at the published bytes per parameter.
         own_update: the same with this project's fused update, one line for each way to keep full precision.
+        eager: of a traced program, the same moments as eager PyTorch would have them; ``phases`` then are the plan's.
         not_covered: what comes on top.
     """
 
@@ -69,6 +70,7 @@ class Estimate:
     phases: tuple[Phase, ...]
     published: tuple[Term, ...] = ()
     own_update: tuple[Term, ...] = ()
+    eager: tuple[Phase, ...] = ()
     not_covered: tuple[str, ...] = NOT_COVERED
 
     @property
@@ -85,6 +87,11 @@ class Estimate:
     def total_nbytes(self) -> int:
         """The sum of the terms at the peak."""
         return self.peak.total_nbytes
+
+    @property
+    def eager_nbytes(self) -> int | None:
+        """The largest total of eager PyTorch's moments, ``None`` where no program was traced."""
+        return max((phase.total_nbytes for phase in self.eager), default=None)
 
     @property
     def fits(self) -> tuple[Gpu, ...]:
@@ -106,19 +113,19 @@ class Estimate:
             "total_bytes": self.total_nbytes,
             "peak": self.peak.name,
             "terms": [_term_json(term) for term in self.terms],
-            "phases": [
-                {
-                    "name": phase.name,
-                    "total_bytes": phase.total_nbytes,
-                    "terms": [_term_json(term) for term in phase.terms],
-                }
-                for phase in self.phases
-            ],
+            "phases": [_phase_json(phase) for phase in self.phases],
+            "eager_total_bytes": self.eager_nbytes,
+            "eager": [_phase_json(phase) for phase in self.eager],
             "published": [_term_json(term) for term in self.published],
             "own_update": [_term_json(term) for term in self.own_update],
             "not_covered": list(self.not_covered),
             "fits": [{"gpu": gpu.name, "memory_bytes": gpu.nbytes} for gpu in self.fits],
         }
+
+
+def _phase_json(phase: Phase) -> dict[str, Any]:
+    terms = [_term_json(term) for term in phase.terms]
+    return {"name": phase.name, "total_bytes": phase.total_nbytes, "terms": terms}
 
 
 def _term_json(term: Term) -> dict[str, Any]:

@@ -56,8 +56,10 @@ class EagerMemory:
     """What an eager pass holds above its parameters, buffers and inputs.
 
     Attributes:
+        parameter_elements: of all parameters, tied ones once.
         parameter_nbytes, buffer_nbytes, input_nbytes: each storage once, there before the pass starts.
         trainable_nbytes: parameters that require a gradient.
+        trainable_elements, trainable_tensors: how many elements they have, and how many they are.
         largest_parameter_nbytes: the largest of those.
         saved_nbytes: alive when the backward starts (when a forward ends).
         peak_nbytes: most bytes alive at once.
@@ -67,10 +69,13 @@ class EagerMemory:
         held: what is alive at the peak, largest first.
     """
 
+    parameter_elements: int
     parameter_nbytes: int
     buffer_nbytes: int
     input_nbytes: int
     trainable_nbytes: int
+    trainable_elements: int
+    trainable_tensors: int
     largest_parameter_nbytes: int
     saved_nbytes: int
     peak_nbytes: int
@@ -136,10 +141,13 @@ def eager_memory(
     ]
     trainable = [states[name] for name in parameters if states[name].requires_grad]
     return EagerMemory(
+        parameter_elements=sum(item.numel() for item in parameters.values()),
         parameter_nbytes=_distinct([states[name] for name in parameters]),
         buffer_nbytes=_distinct([states[name] for name in buffers if name not in parameters]),
         input_nbytes=_distinct(tensors),
         trainable_nbytes=_distinct(trainable),
+        trainable_elements=sum(item.numel() for item in trainable),
+        trainable_tensors=len(trainable),
         largest_parameter_nbytes=max((item.untyped_storage().nbytes() for item in trainable), default=0),
         saved_nbytes=saved,
         peak_nbytes=watch.peak,

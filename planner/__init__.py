@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from planner import estimate as estimate
     from planner.pipeline import plan
     from planner.plan import Plan
     from planner.trace import trace
@@ -28,6 +29,8 @@ class _Package(ModuleType):
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "estimate":
+            return import_module("planner.estimate")
         if name not in _HOMES:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         value = getattr(import_module(_HOMES[name]), name)

@@ -1,9 +1,9 @@
 """What autograd keeps of a forward pass, and what a backward holds besides, family by family.
 
 Counted on Hugging Face's implementations (transformers 5): each saved tensor once. `tests/models/test_estimate.py`
-compares the sums with what a run measures. Letters: T = B·L tokens, H hidden size, D = N·d and E = K·d widths of queries
-and keys, F inner width of the MLP, S = B·N·L² attention scores; w bytes of an activation, m bytes of an element of a
-dropout mask (w on a CPU, 1 on CUDA), s bytes of a norm's statistics.
+compares the sums with what a run measures. Letters: T = B·L tokens, H hidden size, D = N·d and E = K·d widths of the
+queries and keys, F inner width of the MLP, S = B·N·L² attention scores; w bytes of an activation, m bytes of an element
+of a dropout mask (w on a CPU, 1 on CUDA), s bytes of a norm's statistics.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def score_count(model: Architecture, work: Workload) -> int:
 def _scores(model: Architecture, work: Workload, *, upcast: bool) -> tuple[Bytes, Bytes]:
     """What attention keeps of its matrices, and what its backward holds of them besides.
 
-    Materialised: the softmax's output, and with dropout the mask and the dropped output; a softmax computed in FP32 keeps
-    its result and the cast one. Fused: the logarithm of each row's sum, FP32.
+    Materialised: the softmax's output, and with dropout the mask and the dropped output; a softmax computed in FP32
+    keeps its result and the cast one. Fused: the logarithm of each row's sum, FP32.
     """
     w, S = work.itemsize, score_count(model, work)
     rows = work.batch * model.heads * work.length
@@ -117,7 +117,8 @@ def _scores(model: Architecture, work: Workload, *, upcast: bool) -> tuple[Bytes
 
 def _layernorm_halves(model: Architecture, work: Workload, inner: int, inner_formula: str) -> tuple[Bytes, Bytes]:
     """Saved by the attention and the MLP of a layer with LayerNorm: input, output and statistics of the norm; Q, K, V
-    and the attention's output; the MLP's inner activations; masks of the two residual dropouts."""
+    and the attention's output; the MLP's inner activations; masks of the two residual dropouts.
+    """
     w, X = work.itemsize, work.tokens * model.hidden
     norm = 2 * w * X + 2 * work.statistic_itemsize * work.tokens
     mask = work.mask_itemsize * X if work.dropout and model.residual_dropout > 0 else 0
@@ -143,9 +144,7 @@ def _gpt2(model: Architecture, work: Workload) -> Activations:
         attention=attention,
         mlp=mlp,
         scores=scores,
-        outside=Bytes(
-            w * X + norm + mask + 16 * T, "2·w·T·H + 2·s·T + 16·T" + (" + m·T·H" if dropped else "")
-        ),
+        outside=Bytes(w * X + norm + mask + 16 * T, "2·w·T·H + 2·s·T + 16·T" + (" + m·T·H" if dropped else "")),
         freed_by_head=norm,
         head_transient=Bytes(w * X, "w·T·H"),
         mlp_transient=Bytes(2 * w * TF + w * X, "2·w·T·F + w·T·H"),
@@ -215,8 +214,8 @@ def _llama(model: Architecture, work: Workload) -> Activations:
 def _forward(model: Architecture, work: Workload) -> Bytes:
     """Most that one layer's forward holds by itself, KV cache left out: around its MLP, or around its attention.
 
-    Beside what the layer computes there are the embedding's output (a local variable of the model), the residual and the
-    norm's output, a mask of B·L² where attention is materialised, and that attention's matrix until the layer ends.
+    Beside what the layer computes there are the embedding's output (a local variable of the model), the residual and
+    the norm's output, a mask of B·L² where attention is materialised, and its matrix until the layer ends.
     """
     w, T = work.itemsize, work.tokens
     X, TF, D, E = T * model.hidden, T * model.intermediate, T * model.width, T * model.kv_width

@@ -58,6 +58,7 @@ class Architecture:
         composite_gelu: whether the activation is written out in elementary operators (``gelu_new``), which keeps more.
         window: keys a query sees at most (sliding window), ``None`` for all.
         dtype: of the published weights.
+        quantization: how they are quantized, ``""`` if they are not; then only a checkpoint says how large they are.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Architecture:
     composite_gelu: bool = False
     window: int | None = None
     dtype: str = "float32"
+    quantization: str = ""
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "head_size", "intermediate", "vocabulary"):
@@ -98,7 +100,9 @@ class Architecture:
                 raise ShapeError(name, probability, "it must be a probability of at least 0 and below 1")
         if self.family is not Family.LLAMA and self.head_size * self.heads != self.hidden:
             raise ShapeError(
-                "head_size", self.head_size, f"{self.family} splits the hidden size {self.hidden} over {self.heads} heads"
+                "head_size",
+                self.head_size,
+                f"{self.family} splits the hidden size {self.hidden} over {self.heads} heads",
             )
         if self.family is not Family.LLAMA and self.kv_heads != self.heads:
             raise ShapeError("kv_heads", self.kv_heads, f"{self.family} has as many as query heads ({self.heads})")

@@ -1,7 +1,7 @@
 """Bytes of a checkpoint, dtype by dtype, from the headers of its safetensors files; no tensor is read.
 
 A file begins with the header's length as eight little-endian bytes, then a JSON object: for each tensor its ``dtype``,
-``shape`` and ``data_offsets`` (https://huggingface.co/docs/safetensors, "Format"). An index names the file of each tensor.
+``shape`` and ``data_offsets`` (https://huggingface.co/docs/safetensors, "Format"). An index names each tensor's file.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ def _tensor(file: Path, name: str, entry: Any) -> tuple[str, int, int]:
     fields = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
     whole = all(
-        isinstance(items, list) and all(isinstance(item, int) and item >= 0 for item in items) for items in (shape, offsets)
+        isinstance(items, list) and all(isinstance(item, int) and item >= 0 for item in items)
+        for items in (shape, offsets)
     )
     if not isinstance(dtype, str) or dtype not in BITS or not whole or len(offsets) != 2:  # type: ignore[arg-type]
         raise ConfigError(str(file), f"tensor {name[:80]!r}: dtype, shape or data_offsets are missing or unknown")

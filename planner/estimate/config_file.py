@@ -16,6 +16,7 @@ LARGEST_FILE_NBYTES = 16 * 2**20
 #: Llama-like model types: their blocks are Llama's, with the biases named.
 _LLAMA_LIKE = {"llama": False, "mistral": False, "qwen2": True}
 _DTYPES = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16", "half": "float16", "float": "float32"}
+_NARROW = ("float8", "float4", "int8", "uint8", "int4")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size", "ffn_config")
 _REMEDY = "trace the model instead: arenaplan estimate FILE.py:FACTORY"
 
@@ -83,7 +84,7 @@ def architecture_of(config: Mapping[str, Any], source: str) -> Architecture:
         return _gpt2(fields, subject)
     if kind in _LLAMA_LIKE:
         return _llama(fields, subject, qkv_bias=_LLAMA_LIKE[kind])
-    if kind in ("bert",):
+    if kind == "bert":
         return _bert(fields, subject)
     known = ", ".join(["gpt2", *_LLAMA_LIKE, "bert"])
     raise ConfigError(source, f"model type {kind!r} has no formula (known: {known}); {_REMEDY}")
@@ -129,9 +130,23 @@ class _Fields:
     def probability(self, name: str, default: float = 0.0) -> float:
         """A number of at least 0 and below 1."""
         value = self.config.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or not 0 <= value < 1:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not math.isfinite(value)
+            or not 0 <= value < 1
+        ):
             raise ConfigError(self.source, f'"{name}" is {value!r}, not a probability below 1')
         return float(value)
+
+    @property
+    def quantization(self) -> str:
+        """The method of ``quantization_config``, ``""`` without one."""
+        value = self.config.get("quantization_config")
+        if value is None:
+            dtype = str(self.config.get("dtype", self.config.get("torch_dtype"))).removeprefix("torch.")
+            return dtype[:40] if dtype.startswith(_NARROW) else ""
+        return str(value.get("quant_method", "unknown"))[:40] if isinstance(value, dict) else "unknown"
 
     @property
     def dtype(self) -> str:
@@ -140,11 +155,11 @@ class _Fields:
         if value is None:
             return "float32"
         name = str(value).removeprefix("torch.")
+        if name.startswith(_NARROW):
+            return "bfloat16"  # of activations; `quantization` says that the weights are narrower
         if name not in _DTYPES:
-            raise ConfigError(
-                self.source,
-                f"its dtype {name[:40]!r} is none of {', '.join(sorted(set(_DTYPES.values())))}; give the dtypes with --weights",
-            )
+            known = ", ".join(sorted(set(_DTYPES.values())))
+            raise ConfigError(self.source, f"its dtype {name[:40]!r} is none of {known}")
         return _DTYPES[name]
 
 
@@ -168,6 +183,7 @@ def _gpt2(fields: _Fields, subject: str) -> Architecture:
         attention_dropout=fields.probability("attn_pdrop", 0.1),
         composite_gelu=fields.config.get("activation_function", "gelu_new") in ("gelu_new", "gelu_fast"),
         dtype=fields.dtype,
+        quantization=fields.quantization,
     )
 
 
@@ -193,6 +209,7 @@ def _llama(fields: _Fields, subject: str, *, qkv_bias: bool) -> Architecture:
         attention_dropout=fields.probability("attention_dropout"),
         window=fields.optional("sliding_window") if windowed else None,
         dtype=fields.dtype,
+        quantization=fields.quantization,
     )
 
 
@@ -217,10 +234,13 @@ def _bert(fields: _Fields, subject: str) -> Architecture:
         residual_dropout=fields.probability("hidden_dropout_prob", 0.1),
         attention_dropout=fields.probability("attention_probs_dropout_prob", 0.1),
         dtype=fields.dtype,
+        quantization=fields.quantization,
     )
 
 
 def _head_size(fields: _Fields, hidden: int, heads: int) -> int:
     if hidden % heads:
-        raise ConfigError(fields.source, f"{heads} heads do not divide the hidden size {hidden}, and it has no head_dim")
+        raise ConfigError(
+            fields.source, f"{heads} heads do not divide the hidden size {hidden}, and it has no head_dim"
+        )
     return hidden // heads

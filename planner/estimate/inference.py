@@ -49,11 +49,16 @@ def inference(
         length = max(model.longest - new_tokens, 1)
     work = workload(model, batch, length, precision, attention, device, dropout=False)
     if model.positions and work.length + new_tokens > model.positions:
-        raise ShapeError("new_tokens", new_tokens, f"{model.name} has {model.positions} positions for prompt and answer")
+        raise ShapeError(
+            "new_tokens", new_tokens, f"{model.name} has {model.positions} positions for prompt and answer"
+        )
     if logits not in LOGITS:
         raise ShapeError("logits", logits, f"it must be one of {', '.join(LOGITS)}")
     if model.family is Family.BERT and new_tokens:
         raise ShapeError("new_tokens", new_tokens, f"{model.name} does not generate; it has no cache")
+    if weight_nbytes is None and model.quantization:
+        cause = f"the weights are quantized ({model.quantization}); give the checkpoint, whose dtypes differ by tensor"
+        raise ShapeError("weights", None, cause)
     if weight_nbytes is not None:
         size_of("weight_nbytes", weight_nbytes)
         weights = Term("weights", weight_source or "as given", weight_nbytes)

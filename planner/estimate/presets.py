@@ -11,7 +11,7 @@ from planner.estimate.architecture import Architecture, Family
 
 
 def _gpt2(name: str, layers: int, hidden: int, heads: int) -> Architecture:
-    """GPT-2: Radford et al., 2019, table 2; vocabulary 50257, context 1024, dropout 0.1; huggingface.co/openai-community."""
+    """GPT-2: Radford et al., 2019, table 2; vocabulary 50257, context 1024, dropout 0.1 (openai-community/gpt2*)."""
     return Architecture(
         name, Family.GPT2, layers, hidden, heads, heads, hidden // heads, 4 * hidden, 50257,
         positions=1024, longest=1024, tied=True, residual_dropout=0.1, attention_dropout=0.1, composite_gelu=True,
@@ -41,7 +41,7 @@ def _llama(
 
 
 def _bert(name: str, layers: int, hidden: int, heads: int, vocabulary: int) -> Architecture:
-    """BERT: Devlin et al., 2019, section 3; vocabularies from huggingface.co/google-bert; dropout 0.1, 512 positions."""
+    """BERT: Devlin et al., 2019, section 3; dropout 0.1, 512 positions; vocabularies of google-bert/bert-*."""
     return Architecture(
         name, Family.BERT, layers, hidden, heads, heads, hidden // heads, 4 * hidden, vocabulary,
         positions=512, longest=512, tied=True, residual_dropout=0.1, attention_dropout=0.1,
@@ -90,5 +90,7 @@ def preset(name: str) -> Architecture:
     found = PRESETS.get(name.lower())
     if found is None:
         near = difflib.get_close_matches(name.lower(), PRESETS, n=3, cutoff=0.4)
-        raise ShapeError("model", name[:80], f"no preset has this name; near: {', '.join(near) or 'none'}; all: {', '.join(PRESETS)}")
+        raise ShapeError(
+            "model", name[:80], f"no preset has this name; near: {', '.join(near) or 'none'}; all: {', '.join(PRESETS)}"
+        )
     return found

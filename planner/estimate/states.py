@@ -1,9 +1,9 @@
 """Bytes that every parameter costs: weights, gradients, optimizer state, and the transient of an update.
 
-The published counts for 16-bit training keep FP32 copies of parameters and gradients besides the moments: 2 + 2 + 16 for
-AdamW. DeepSpeed's documentation, "Memory Requirements", breaks the 16 down as "4b params, 4b grads, 4b momentum and 4b
-variance"; with 8-bit moments (Dettmers et al., 2022, 2110.02861) 4 + 4 + 1 + 1 = 10 remain, with SGD's single momentum
-4 + 4 + 4 = 12. FP32 training has no copies: 4 + 4 and the moments.
+The published counts for 16-bit training keep FP32 copies of parameters and gradients besides the moments: 2 + 2 + 16
+for AdamW. DeepSpeed's documentation, "Memory Requirements", names what the 16 consist of: four bytes each for the FP32
+parameter, the FP32 gradient, momentum and variance. With 8-bit moments (Dettmers et al., 2022, 2110.02861) 4 + 4 + 1 + 1
+= 10 remain, with SGD's single momentum 4 + 4 + 4 = 12. FP32 training has no copies: 4 + 4 and the moments.
 """
 
 from __future__ import annotations

@@ -66,6 +66,8 @@ def training(
     chosen, rule = Precision(precision), choice("optimizer", optimizer, Optimizer)
     how = choice("update", update, Update)
     size_of("gpus", gpus)
+    if model.quantization:
+        raise ShapeError("model", model.name, f"its weights are quantized ({model.quantization}); none are trained so")
     if isinstance(zero, bool) or zero not in (0, 1, 2, 3):
         raise ShapeError("zero", zero, "the stages of ZeRO are 0, 1, 2 and 3")
     step = _Step(model, work, activations(model, work), chosen, rule, how, zero, gpus, live_parameters, logits_held)

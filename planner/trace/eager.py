@@ -1,9 +1,9 @@
 """What eager PyTorch holds during a step: the program runs on fake tensors, and every storage is watched.
 
-Nothing large is computed, but Python's references and autograd's saved tensors are the real ones. A storage is born when
-an operator returns it and dies with its last reference, which is where eager allocates and frees. Integers (tokens,
-positions, masks) keep their values, as models look at them to choose how they attend. What a kernel allocates and frees
-inside one call is invisible here, except for convolutions, whose blocked operands are large.
+Nothing large is computed, but Python's references and autograd's saved tensors are the real ones. A storage is born
+when an operator returns it and dies with its last reference, which is where eager allocates and frees. Integers
+(tokens, positions, masks) keep their values, as models look at them to choose how they attend. What a kernel allocates
+and frees inside one call is invisible here, except for convolutions, whose blocked operands are large.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
@@ -186,9 +187,9 @@ def _has_values(func: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -
     if any(not _is_real(tensor) for tensor in tensors):
         return False
     try:
-        shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
-    except RuntimeError:
-        shape = max((tensor.shape for tensor in tensors), key=prod)
+        shape = np.broadcast_shapes(*(tuple(tensor.shape) for tensor in tensors))
+    except ValueError:  # not an operator that broadcasts
+        shape = max((tuple(tensor.shape) for tensor in tensors), key=prod)
     return prod(shape) <= MOST_VALUES
 
 
@@ -221,11 +222,11 @@ class _Record:
     death: int | None = None
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of every storage that operators return, until its last reference goes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.phase = "forward"
         self.live = 0
         self.peak = 0

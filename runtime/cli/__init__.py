@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runtime.cli.commands import app
 
 
+#: Commands that need no torch to start, each in a module of its name.
+_LIGHT = frozenset({"pack", "inspect", "snapshot", "estimate"})
+
+
 def main() -> None:
-    """Entry point of the command; `pack`, `inspect` and `snapshot` read files only and do without importing torch."""
-    if sys.argv[1:2] in (["pack"], ["inspect"], ["snapshot"]):
+    """Entry point of the command; those that read files only, and `estimate`, start without importing torch."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name in _LIGHT:
         import typer
 
-        name = sys.argv[1]
         light = typer.Typer(
             name="arenaplan", pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
         )
-        if name == "pack":
-            from runtime.cli.pack import pack
-
-            light.command(name)(pack)
-        elif name == "snapshot":
-            from runtime.cli.snapshot import snapshot
-
-            light.command(name)(snapshot)
-        else:
-            from runtime.cli.inspect import inspect
-
-            light.command(name)(inspect)
+        light.command(name)(getattr(import_module(f"runtime.cli.{name}"), name))
         light(sys.argv[2:], prog_name=f"arenaplan {name}")
     else:
         from runtime.cli.commands import app

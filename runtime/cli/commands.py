@@ -7,6 +7,7 @@ import typer
 from runtime.cli.attention import attention
 from runtime.cli.bench import bench_app
 from runtime.cli.demo import demo
+from runtime.cli.estimate import estimate
 from runtime.cli.inspect import inspect
 from runtime.cli.pack import pack
 from runtime.cli.plan_module import plan_module
@@ -26,5 +27,6 @@ app.command("plan")(plan_module)
 app.command("run")(run_plan)
 app.command("inspect")(inspect)
 app.command("pack")(pack)
+app.command("estimate")(estimate)
 app.command("snapshot")(snapshot)
 app.add_typer(bench_app, name="bench")

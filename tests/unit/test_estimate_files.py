@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from planner.errors import ShapeError
-from planner.estimate import ConfigError, Family, inference, preset, read_checkpoint, read_config, training
+from planner.estimate import ConfigError, inference, preset, read_checkpoint, read_config, training
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -2,8 +2,8 @@
 
 The published counts for 16-bit training keep FP32 copies of parameters and gradients besides the moments: 2 + 2 + 16
 for AdamW. DeepSpeed's documentation, "Memory Requirements", names what the 16 consist of: four bytes each for the FP32
-parameter, the FP32 gradient, momentum and variance. With 8-bit moments (Dettmers et al., 2022, 2110.02861) 4 + 4 + 1 + 1
-= 10 remain, with SGD's single momentum 4 + 4 + 4 = 12. FP32 training has no copies: 4 + 4 and the moments.
+parameter, the FP32 gradient, momentum and variance. With 8-bit moments (Dettmers et al., 2022, 2110.02861) it is 4 + 4
++ 1 + 1 = 10, with SGD's single momentum 4 + 4 + 4 = 12. FP32 training has no copies: 4 + 4 and the moments.
 """
 
 from __future__ import annotations

@@ -139,6 +139,11 @@ def _coloured(
     offsets = [0] * len(groups)
     base = 0
     permanent = permanent_order(variant.graph, donate=donate)
+    if pins:  # Above the parameters, pinned storages may lie anywhere; everything else goes round them.
+        states = {
+            variant.graph.tensors[port.tensor].storage for port in variant.graph.states if port.tensor is not None
+        }
+        permanent = tuple(storage for storage in permanent if storage in states)
     for storage in permanent:
         offsets[place[storage]] = base
         base += everything[place[storage]].nbytes

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from planner.graph import Graph, Port
-from planner.plan import Plan
+from planner.graph import Graph, Port, Tensor
+from planner.plan import Plan, padded
 from planner.verify import verify
 from runtime.arena import Arena
 from runtime.errors import ArenaError, InputError
@@ -31,6 +31,8 @@ class ArenaRuntime:
         arena: memory to run in, at least as large as the plan's arena and as strictly aligned; by default its own.
         kernels: ``"triton"`` binds operations that have a Triton kernel to it, ``"aten"`` none, ``"auto"`` does so on a
             GPU where Triton is installed.
+        outside: read parameters and buffers where they lie, instead of a copy at the bottom of the arena, which then
+            begins above them. The program must not change them.
 
     What a call returns are views of the arena, valid until the next call.
     """
@@ -43,12 +45,20 @@ class ArenaRuntime:
         *,
         arena: Arena | None = None,
         kernels: str = "auto",
+        outside: bool = False,
     ) -> None:
         verify(plan)
         self.plan = plan
         graph = plan.graph
-        self.arena = Arena(plan.arena_nbytes, plan.alignment, device) if arena is None else arena
-        self.views = [self.arena.view(tensor, plan.placements[tensor.storage].offset) for tensor in graph.tensors]
+        below = outside_nbytes(plan) if outside else 0
+        self.arena = Arena(plan.arena_nbytes - below, plan.alignment, device) if arena is None else arena
+        places = _outside(plan, state or {}, below) if outside else {}
+        self.views = [
+            _seen(graph, tensor, *places[tensor.storage])
+            if tensor.storage in places
+            else self.arena.view(tensor, plan.placements[tensor.storage].offset - below)
+            for tensor in graph.tensors
+        ]
         self.inputs = tuple(self._view(port) for port in graph.inputs)
         self._states = tuple(
             (port, self._view(port), self._state(port, state)) for port in graph.states if port.tensor is not None
@@ -193,6 +203,38 @@ class ArenaRuntime:
                     target = self._states[self._state_at[port.tensor]][2]
                 if target is not None:
                     _place(target, self.views[port.tensor])
+
+
+def outside_nbytes(plan: Plan) -> int:
+    """Bytes at the bottom of a plan's arena where its parameters and buffers lie."""
+    storages = {plan.graph.tensors[port.tensor].storage for port in plan.graph.states if port.tensor is not None}
+    return sum(padded(plan.graph.storages[index].nbytes, plan.alignment) for index in storages)
+
+
+def _outside(plan: Plan, state: Mapping[str, torch.Tensor], below: int) -> dict[int, tuple[Tensor, torch.Tensor]]:
+    """For the storage of each state: the tensor it is in the plan, and the one that is read for it."""
+    graph = plan.graph
+    found: dict[int, tuple[Tensor, torch.Tensor]] = {}
+    for port in graph.states:
+        if port.tensor is None:
+            continue
+        tensor = graph.tensors[port.tensor]
+        live = state.get(port.name)
+        if live is None or live.stride() != tensor.strides:
+            raise InputError(port.name, "it is to be read where it lies, and is missing or has other strides")
+        if plan.placements[tensor.storage].offset + graph.storages[tensor.storage].nbytes > below:
+            raise ArenaError(f"{port.name} does not lie at the bottom of the arena, so it cannot be left out")
+        found[tensor.storage] = tensor, live
+    return found
+
+
+def _seen(graph: Graph, tensor: Tensor, state: Tensor, live: torch.Tensor) -> torch.Tensor:
+    """A view of a state's storage, over the memory of the live tensor."""
+    first = live.storage_offset() * live.element_size() + tensor.offset - state.offset
+    if first < 0 or first % tensor.itemsize:
+        raise ArenaError(f"{tensor.name} cannot be read where {graph.storages[tensor.storage].name} lies")
+    empty = torch.empty(0, dtype=getattr(torch, tensor.dtype), device=live.device)
+    return empty.set_(live.untyped_storage(), first // tensor.itemsize, tensor.shape, tensor.strides)
 
 
 def _program(graph: Graph, views: list[torch.Tensor], *, triton: bool) -> list[Call | Section]:

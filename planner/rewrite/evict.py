@@ -23,6 +23,9 @@ from planner.rewrite.workspaces import workspace_nbytes
 
 #: Operations run again for each one of the graph, beyond which a limit counts as out of reach.
 MOST_REPEATS = 3
+#: Storages looked at to find that nobody wants one any more, beyond which it is kept until room is needed. A gradient
+#: leads through all those made from it, so a complete search would grow with the depth of the model.
+MOST_LOOKED_AT = 48
 
 
 class _OutOfReachError(Exception):
@@ -270,7 +273,7 @@ class _Walk:
         work, seen = [storage], {storage, *without}
         while work:
             item = work.pop()
-            if self._next_use(item, unit) is not None:
+            if self._next_use(item, unit) is not None or len(seen) > MOST_LOOKED_AT:
                 return True
             for group in self.recipes.dependents.get(item, ()):
                 for member in self.recipes.members[group]:

@@ -4,8 +4,8 @@ A pickle is a program. Before any of it runs, every opcode of the file is read: 
 tuples, numbers, strings and None are let through (a snapshot needs no other), so nothing can name a class, call
 anything, or set an attribute. What could be slow or large out of proportion to the file is refused as well: tuples of
 anything but numbers (hashing nested ones takes time exponential in their number), integers above 64 bits, memo indices
-that were skipped, lengths beyond the file's end. Then the standard library's unpickler builds the values, with its two
-doors to other code bolted besides.
+that were skipped, lengths beyond the file's end, millions of empty containers. Then the standard library's unpickler
+builds the values, with its two doors to other code bolted besides.
 
 The opcodes are those of protocols 2 to 5, as ``pickletools`` describes them.
 """
@@ -40,6 +40,10 @@ _RUN = re.compile(rb"(?:[hq].|j.{4}|" + _SCALARS + rb"|\(" + _SCALAR + rb"++t|[]
 #: Opcodes that carry a length: how many bytes the length takes.
 _STRINGS = {0x8C: 1, 0x58: 4, 0x8D: 8}  # SHORT_BINUNICODE, BINUNICODE, BINUNICODE8
 _STOP, _PROTO, _FRAME, _LONG_BINPUT = 0x2E, 0x80, 0x95, 0x72
+_FEW_CONTAINERS, _CONTAINER_NBYTES = 1_000_000, 4
+"""Lists and dicts that any file may hold, and the bytes of file that each one beyond must come with: an event of a real
+trace takes some forty bytes at the least, and holds two."""
+
 _OPCODES = {ord(known.code): known for known in pickletools.opcodes}
 _SHORT_MEMO = 256
 """Memo indices that BINPUT writes; LONG_BINPUT follows on from them."""
@@ -69,8 +73,11 @@ def check_plain(data: bytes, source: str) -> None:
         known = f"{PROTOCOLS[0]} to {PROTOCOLS[-1]}"
         raise SnapshotFileError(source, f"its pickle has {version}; save it with a protocol of {known}")
     position, long_puts, size = 2, 0, len(data)
+    # The bytes of EMPTY_LIST and EMPTY_DICT, wherever they stand: each may take 64 bytes of memory.
+    if data.count(b"]") + data.count(b"}") > max(_FEW_CONTAINERS, size // _CONTAINER_NBYTES):
+        raise SnapshotFileError(source, "it holds more lists and dicts than a snapshot of its size can")
     while True:
-        run = _RUN.match(data, position)
+        run = _RUN.match(data, position) if position < size else None
         position = run.end() if run else position
         if position >= size:
             raise SnapshotFileError(source, f"its pickle is cut off after {size} bytes")

@@ -162,6 +162,14 @@ def test_lists_that_refer_to_one_another_over_and_over_stay_small():
     assert len(load_plain(pickle.dumps(value, protocol=4), "x")) == 10
 
 
+def test_millions_of_empty_containers_are_refused():
+    for container in (b"]", b"}"):
+        data = b"\x80\x04](" + container * 3_000_000 + b"e."
+        with pytest.raises(SnapshotFileError, match="more lists and dicts"):
+            check_plain(data, "x")
+    check_plain(b"\x80\x04](" + b"]" * 900_000 + b"e.", "x")
+
+
 def test_a_list_within_itself_is_read():
     value: list = []
     value.append(value)
@@ -180,6 +188,8 @@ def test_deep_nesting_is_read_and_dropped():
         (b"\x8a\xff" + b"\x01" * 255 + b".", "more than 64 bits"),
         (b"\x8b\xff\xff\xff\x7f.", "more than 64 bits"),
         (b"\x8d" + struct.pack("<Q", 2**62) + b"abc.", "cut off"),
+        (b"\x8d" + b"\xff" * 8 + b"abc.", "cut off"),
+        (b"\x8d\x00\x00\x00\x00\x00\x00\x00\x80", "cut off"),
         (b"X\xff\xff\xff\xffabc.", "cut off"),
         (b"\x8c\xffabc.", "cut off"),
         (b"\x95" + struct.pack("<Q", 2**62) + b".", "cut off"),

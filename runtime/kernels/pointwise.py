@@ -38,6 +38,17 @@ def bind_pointwise(operation: Operation, context: Context) -> list[Call]:
     Raises:
         ArenaError: the program is not valid, or its tensors are not dense float32 (masks: boolean) of one shape.
     """
+    instructions, operands, output = checked_program(operation, context)
+    if output.numel() == 0:
+        return []
+    looped = _looped(instructions, operands, output) if output.numel() >= LEAST_NUMEL else None
+    return looped or _chunked(operation, context, instructions, operands, output)
+
+
+def checked_program(
+    operation: Operation, context: Context
+) -> tuple[tuple[Instruction, ...], list[torch.Tensor | float], torch.Tensor]:
+    """The program, its operands and its result; raises `ArenaError` unless it can run on them."""
     (output,) = context.outputs(operation)
     try:
         instructions = decode(operation.arguments)
@@ -55,10 +66,7 @@ def bind_pointwise(operation: Operation, context: Context) -> list[Call]:
         or max(masks, default=-1) >= len(operands)
     ):
         raise ArenaError(f"operation {operation.name}: a pointwise program works on dense float32 and boolean masks")
-    if output.numel() == 0:
-        return []
-    looped = _looped(instructions, operands, output) if output.numel() >= LEAST_NUMEL else None
-    return looped or _chunked(operation, context, instructions, operands, output)
+    return instructions, operands, output
 
 
 def _operand(

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 import torch
 
 from planner.graph import Graph, Operation, TensorRef
-from planner.operators import base_name
+from planner.operators import POINTWISE, base_name
+from planner.pointwise import decode
 from runtime.kernels.triton import softmax
 from runtime.kernels.triton.launch import Launch
 from runtime.kernels.triton.table import same_floats
@@ -145,25 +146,74 @@ def fusions(graph: Graph, views: Sequence[torch.Tensor]) -> list[Fusion]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """An operation as ``fill(scale · tensor)`` where a mask says so; either may be missing."""
+
+    tensor: int
+    scale: float = 1.0
+    mask: int | None = None
+
+
+def _link(operation: Operation, filling: float) -> _Link | None:
+    """What a link of a chain does: a scale, a fill, or, as one program, both."""
+    scale = _scale(operation)
+    if scale is not None:
+        return _Link(operation.reads[0], scale)
+    filled = _fill(operation, filling)
+    if filled is not None:
+        return _Link(filled[0], 1.0, filled[1])
+    return _program_link(operation, filling) if operation.operator == POINTWISE else None
+
+
+def _program_link(operation: Operation, filling: float) -> _Link | None:
+    """``where(mask, filling, x · number)`` or a part of it, among the programs on elements."""
+    instructions = decode(operation.arguments)
+    operands = operation.arguments[1:]
+    place = len(operands) + len(instructions) - 1
+    mask, scale = None, 1.0
+    name, used = instructions[-1]
+    if name == "where":
+        flags, value, place = used
+        number = operands[value] if value < len(operands) else None
+        kept = operands[flags] if flags < len(operands) else None
+        if not isinstance(number, (int, float)) or number != filling or not isinstance(kept, TensorRef):
+            return None
+        mask = kept.tensor
+    if place >= len(operands):
+        name, used = instructions[place - len(operands)]
+        tensor, factor = (
+            (operands[item] if item < len(operands) else None for item in used[:2]) if len(used) == 2 else (None, None)
+        )
+        if name == "mul" and not isinstance(tensor, TensorRef):
+            tensor, factor = factor, tensor
+        if name not in _SCALES or not isinstance(factor, (int, float)) or (name == "div" and not factor):
+            return None
+        scale = float(factor) if name == "mul" else 1.0 / factor
+    else:
+        tensor = operands[place]
+    whole = len(instructions) == (mask is not None) + (place >= len(operands))
+    return _Link(tensor.tensor, scale, mask) if whole and isinstance(tensor, TensorRef) else None
+
+
 def _source(program: _Program, index: int, consumer: int, filling: float) -> tuple[int, _Chain]:
     """Where a chain that ends in tensor ``index`` begins: scaled, then filled by a mask, either left out."""
     chain = _Chain()
-    place = program.between(index, consumer)
-    filled = None if place is None else _fill(program.operations[place], filling)
-    if place is not None and filled is not None and program.same_place(filled[0], index):
-        source, mask = filled
-        if program.views[mask].dtype == torch.bool and program.kept(mask, place, consumer):
-            chain.mask = mask
-            chain.positions.append(place)
-            index, consumer = source, place
-            place = program.between(index, consumer)
-    scale = None if place is None else _scale(program.operations[place])
-    if place is not None and scale is not None:
-        (source,) = program.operations[place].reads
-        if program.same_place(source, index):
-            chain.scale = scale
-            chain.positions.append(place)
-            index = source
+    while len(chain.positions) < 2:
+        place = program.between(index, consumer)
+        link = None if place is None else _link(program.operations[place], filling)
+        if place is None or link is None or not program.same_place(link.tensor, index):
+            break
+        if link.mask is not None:
+            masked = chain.mask is not None or chain.scale != 1.0  # a fill before the scale is another function
+            if masked or program.views[link.mask].dtype != torch.bool or not program.kept(link.mask, place, consumer):
+                break
+            chain.mask = link.mask
+        elif chain.positions and chain.mask is None:
+            break
+        chain.scale *= link.scale
+        chain.positions.append(place)
+        index, consumer = link.tensor, place
     return index, chain
 
 

@@ -68,10 +68,14 @@ def compile_for(kernel: Kernel, configuration: Configuration, target: str) -> Re
     """Compile one configuration; pointers count as multiples of 16, as those of an arena are."""
     kinds = configuration.signature
     constants = {**configuration.setting.constants, **{name: 1 for name, kind in kinds.items() if kind == "=1"}}
-    signature = {name: kind.removesuffix("%16") for name, kind in kinds.items()} | dict.fromkeys(constants, "constexpr")
+    signature: dict[str, Any] = {name: _type(kind) for name, kind in kinds.items()}
+    signature |= dict.fromkeys(constants, "constexpr")
     order = kernel.function.arg_names
     attributes = {
-        (order.index(name),): _DIVISIBLE for name, kind in kinds.items() if kind.startswith("*") or kind.endswith("%16")
+        path: _DIVISIBLE
+        for name, kind in kinds.items()
+        for path, item in _elements(order.index(name), kind)
+        if item.startswith("*") or item.endswith("%16")
     }
     source = ASTSource(kernel.function, {name: signature[name] for name in order}, constants, attributes)
     options = configuration.setting.options()
@@ -92,6 +96,18 @@ def compile_for(kernel: Kernel, configuration: Configuration, target: str) -> Re
         compiled.metadata.shared,
         re.search(_MATRIX_INSTRUCTIONS[target], assembly) is not None,
     )
+
+
+def _type(kind: str) -> str | tuple[str, ...]:
+    """A type as Triton's signatures have it."""
+    return tuple(kind.split(",")) if "," in kind else kind.removesuffix("%16")
+
+
+def _elements(position: int, kind: str) -> Iterator[tuple[tuple[int, ...], str]]:
+    """Path and type of an argument, or of each element of a tuple."""
+    items = kind.split(",")
+    for place, item in enumerate(items):
+        yield ((position,) if len(items) == 1 else (position, place)), item
 
 
 def _cuda_usage(cubin: bytes) -> tuple[int, int]:

@@ -23,6 +23,7 @@ MODULES: tuple[str, ...] = (
     "runtime.kernels.triton.cross_entropy",
     "runtime.kernels.triton.embedding",
     "runtime.kernels.triton.sums",
+    "runtime.kernels.triton.pointwise",
 )
 
 #: Triton's names of the dtypes kernels are compiled for.
@@ -37,6 +38,7 @@ class Configuration:
         name: unique within the kernel, for messages and the table of resources.
         signature: Triton type of every run-time argument by name, ``"*fp16"``, ``"i64"``, ``"fp32"``. As when launched,
             ``"=1"`` is an integer that is 1 and ``"i64%16"`` one that is a multiple of 16: each is compiled for itself.
+            Types of a tuple stand behind one another with commas.
         setting: compile-time constants, warps and stages.
     """
 

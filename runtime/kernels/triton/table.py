@@ -14,11 +14,12 @@ from types import MappingProxyType
 import torch
 
 from planner.graph import Operation
-from planner.operators import CROSS_ENTROPY_BACKWARD, MATMUL, base_name
+from planner.operators import CROSS_ENTROPY_BACKWARD, MATMUL, POINTWISE, base_name
 from runtime.errors import ArenaError
 from runtime.kernels.binding import Call, Context
 from runtime.kernels.matmul import merged_batches, single_product
-from runtime.kernels.triton import cross_entropy, embedding, matmul, norm, softmax
+from runtime.kernels.pointwise import checked_program
+from runtime.kernels.triton import cross_entropy, embedding, matmul, norm, pointwise, softmax
 from runtime.kernels.triton.launch import Launch
 
 TritonBinder = Callable[[Operation, Context], list[Call] | None]
@@ -196,9 +197,17 @@ def bind_matmul(operation: Operation, context: Context) -> list[Call]:
     ]
 
 
+def bind_pointwise(operation: Operation, context: Context) -> list[Call]:
+    """``arenaplan.pointwise`` as one launch."""
+    instructions, operands, out = checked_program(operation, context)
+    launch = pointwise.launch(instructions, operands, out)
+    return [] if launch is None else [launch]
+
+
 #: This project's own operators.
 TABLE: Mapping[str, TritonBinder] = MappingProxyType(
     {
+        POINTWISE: bind_pointwise,
         CROSS_ENTROPY_BACKWARD: bind_cross_entropy_backward,
         MATMUL: bind_matmul,
     }

@@ -20,6 +20,8 @@ MATMUL = "arenaplan.matmul"
 ARANGE = "arenaplan.arange"
 POINTWISE = "arenaplan.pointwise"
 CROSS_ENTROPY_BACKWARD = "arenaplan.cross_entropy_backward"
+#: ``(x, seed, p, scale)`` → x · scale where kept, else 0.
+DROPOUT = "arenaplan.dropout"
 
 #: Rows, columns and depth of the float32 tiles a 16-bit product is computed in on a CPU.
 HALF_TILE = 512
@@ -142,6 +144,7 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
         "max_pool2d_with_indices_backward": _DENSE,
         "avg_pool2d": _DENSE,
         POINTWISE: Facts(elementwise=True, dense=True, note="compiled loop"),
+        DROPOUT: Facts(dense=True, overwrites=frozenset({0}), note="mask from counters, by chunks of rows"),
         CROSS_ENTROPY_BACKWARD: Facts(dense=True, overwrites=frozenset({1}), note="softmax less one-hot, by row"),
     }
 )
@@ -314,6 +317,10 @@ def workspaces(operation: Operation, tensors: Sequence[Tensor]) -> tuple[Scratch
     if name == POINTWISE:
         _, count = registers(decode(operation.arguments), len(operation.arguments) - 1)
         return (Scratch((count, min(POINTWISE_CHUNK, operands[0].numel)), "float32"),) if count else ()
+    if name == DROPOUT:
+        width = operands[0].shape[-1] if operands[0].shape else 1
+        chunk = chunk_rows(operands[0].numel // width, width)
+        return (Scratch((chunk, width), "bool"), Scratch((-(-width // 4) * 4,), "uint32"))
     if name == CROSS_ENTROPY_BACKWARD and outputs[0] is not None:
         rows = outputs[0].shape[:1]
         return (Scratch(rows, outputs[0].dtype), Scratch(rows, "bool"), Scratch(rows, "int64"))

@@ -7,7 +7,17 @@ from types import MappingProxyType
 
 from planner.flash import ATTENTION, ATTENTION_BACKWARD, ATTENTION_DELTA
 from planner.graph import Operation
-from planner.operators import ARANGE, COPY, CROSS_ENTROPY_BACKWARD, FILL, MATMUL, POINTWISE, base_name, is_elementwise
+from planner.operators import (
+    ARANGE,
+    COPY,
+    CROSS_ENTROPY_BACKWARD,
+    DROPOUT,
+    FILL,
+    MATMUL,
+    POINTWISE,
+    base_name,
+    is_elementwise,
+)
 from runtime.errors import UnknownOperatorError
 from runtime.kernels import (
     aten,
@@ -17,6 +27,7 @@ from runtime.kernels import (
     bernoulli,
     creation,
     cross_entropy,
+    dropout,
     elementwise,
     indexing,
     layernorm,
@@ -35,6 +46,7 @@ TABLE: Mapping[str, Binder] = MappingProxyType(
         ATTENTION_DELTA: attention.bind_attention_delta,
         COPY: basic.bind_copy,
         CROSS_ENTROPY_BACKWARD: cross_entropy.bind_cross_entropy_backward,
+        DROPOUT: dropout.bind_dropout,
         FILL: basic.bind_fill,
         MATMUL: matmul.bind_matmul,
         POINTWISE: pointwise.bind_pointwise,

@@ -50,8 +50,12 @@ def setting(width: int) -> Setting:
     return row_tile(width, LONGEST).setting()
 
 
-def launch(x: torch.Tensor, out: torch.Tensor, seed: torch.Tensor, p: float, offset: int = 0) -> Launch | None:
+def launch(
+    x: torch.Tensor, out: torch.Tensor, seed: torch.Tensor, p: float, offset: int = 0, scale: float | None = None
+) -> Launch | None:
     """Bind dropout of ``x`` (…, width) with probability ``0 ≤ p < 1``; ``seed`` is one int64 on the same device.
+
+    What is kept is multiplied with ``scale``, 1 / (1 − p) unless given.
 
     ``None`` if there is nothing to do or the strides of ``x`` or ``out`` are no rows.
     """
@@ -61,7 +65,8 @@ def launch(x: torch.Tensor, out: torch.Tensor, seed: torch.Tensor, p: float, off
     rows, width, stride = source
     chosen = setting(width)
     grid = (ceil_div(rows, chosen.constants["ROWS"]), ceil_div(width, chosen.constants["BLOCK"]))
-    numbers = (offset, threshold(p), 1.0 / (1.0 - p), rows, width, stride, target[2], counters_per_row(width))
+    factor = 1.0 / (1.0 - p) if scale is None else scale
+    numbers = (offset, threshold(p), factor, rows, width, stride, target[2], counters_per_row(width))
     return Launch(dropout_kernel, grid, (x, out, seed, *numbers), chosen)
 
 

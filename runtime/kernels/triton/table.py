@@ -14,12 +14,13 @@ from types import MappingProxyType
 import torch
 
 from planner.graph import Operation
-from planner.operators import CROSS_ENTROPY_BACKWARD, MATMUL, POINTWISE, base_name
+from planner.operators import CROSS_ENTROPY_BACKWARD, DROPOUT, MATMUL, POINTWISE, base_name
 from runtime.errors import ArenaError
 from runtime.kernels.binding import Call, Context
+from runtime.kernels.dropout import checked_dropout
 from runtime.kernels.matmul import merged_batches, single_product
 from runtime.kernels.pointwise import checked_program
-from runtime.kernels.triton import cross_entropy, embedding, matmul, norm, pointwise, softmax
+from runtime.kernels.triton import cross_entropy, dropout, embedding, matmul, norm, pointwise, softmax
 from runtime.kernels.triton.launch import Launch
 
 TritonBinder = Callable[[Operation, Context], list[Call] | None]
@@ -204,9 +205,18 @@ def bind_pointwise(operation: Operation, context: Context) -> list[Call]:
     return [] if launch is None else [launch]
 
 
+def bind_dropout(operation: Operation, context: Context) -> list[Call] | None:
+    """``arenaplan.dropout``, its mask made from the seed in the arena."""
+    x, out, seed, p, scale = checked_dropout(operation, context)
+    if not same_floats(x, out):
+        return None
+    return _listed(dropout.launch(x, out, seed, p, scale=scale))
+
+
 #: This project's own operators.
 TABLE: Mapping[str, TritonBinder] = MappingProxyType(
     {
+        DROPOUT: bind_dropout,
         POINTWISE: bind_pointwise,
         CROSS_ENTROPY_BACKWARD: bind_cross_entropy_backward,
         MATMUL: bind_matmul,

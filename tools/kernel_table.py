@@ -25,9 +25,9 @@ The kernels lie in `runtime/kernels/triton/`, one operator a file, each with its
 device is opt-in. `ArenaRuntime(plan, device="cuda")` binds every operation to its kernel once; an operation without one
 runs the out-form of ATen on its views.
 
-Chains are found when a plan is bound: a scale, a mask and a softmax are one kernel, as are dropout's backward, softmax's
-and a scale. Products whose batch is two strided dimensions, as that of attention heads in a projection, are one launch;
-large ones and those with one batch dimension go to the vendor's library.
+Chains are found when a plan is bound: a scale, a mask and a softmax are one kernel, as are dropout's backward,
+softmax's and a scale. Products whose batch is two strided dimensions, as that of attention heads in a projection, are
+one launch; large ones and those with one batch dimension go to the vendor's library.
 
 Dropout masks are stored, one byte an element, with PyTorch's own draws, unless asked otherwise: a graph passed through
 `planner.rewrite.counter.counter_dropout` before `plan` draws one seed a step instead, and every use makes the mask anew

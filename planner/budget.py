@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from planner.errors import ShapeError
@@ -17,6 +18,6 @@ def parse_nbytes(size: str | int) -> int:
             raise ShapeError("budget", size, "it must be positive")
         return size
     match = _SIZE.fullmatch(str(size))
-    if match is None or match[2].upper() not in _UNITS or float(match[1]) <= 0:
+    if match is None or match[2].upper() not in _UNITS or not 0 < float(match[1]) < math.inf:
         raise ShapeError("budget", size, "write a positive number of bytes, KiB, MiB or GiB, such as 8GiB")
     return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from planner.estimate import eager_step
 from planner.trace.eager import eager_memory
 from tests.models.zoo import CASES
 
@@ -48,14 +49,10 @@ def test_closed_forms_are_within_5_percent() -> None:
 
 @pytest.mark.parametrize("name", ["char-gpt", "mixer"])
 def test_the_predictions_are_those_of_today(name: str) -> None:
-    from planner.estimate.states import Optimizer, Update
-    from planner.estimate.traced import _eager, _state, _transient
-
     torch.manual_seed(0)
     case = CASES[name]()
     seen = eager_memory(case.module, case.inputs(0), loss=case.loss)
-    state, transient = _state(seen, Optimizer.ADAMW), _transient(seen, Optimizer.ADAMW, Update.FOREACH)
-    predicted = max(phase.total_nbytes for phase in _eager(seen, state, transient, train=True))
+    predicted = max(phase.total_nbytes for phase in eager_step(seen))
     (row,) = [row for row in rows("traced models") if row[0] == name]
     assert number(row[2]) == predicted, "run tools/estimate_table.py"
 

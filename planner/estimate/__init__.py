@@ -14,7 +14,7 @@ from planner.estimate.inference import inference
 from planner.estimate.presets import PRESETS, preset
 from planner.estimate.states import Optimizer, Precision, Update, published
 from planner.estimate.terms import NOT_COVERED, Estimate, Phase, Term
-from planner.estimate.traced import traced
+from planner.estimate.traced import eager_step, traced
 from planner.estimate.training import training
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Term",
     "Update",
     "architecture_of",
+    "eager_step",
     "inference",
     "largest",
     "memory_nbytes",

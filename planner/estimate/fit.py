@@ -14,7 +14,7 @@ def memory_nbytes(size: str | int) -> int:
     """Bytes of ``"80GiB"`` and the like; raise `ShapeError` naming the device's memory."""
     try:
         return parse_nbytes(size)
-    except (ShapeError, OverflowError):
+    except ShapeError:
         shown = str(size)[:40]
         raise ShapeError(
             "device_memory", shown, "write a positive number of bytes, KiB, MiB, GiB or GB, such as 80GiB"

@@ -51,8 +51,8 @@ def traced(
         raise ShapeError("mode", plan.graph.mode, "estimate a joint step, or a forward")
     train = plan.graph.mode == "joint"
     rule, how = choice("optimizer", optimizer, Optimizer), choice("update", update, Update)
-    state = _state(eager, rule) if train else Term("optimizer state", "0", 0)
-    transient = _transient(eager, rule, how) if train else Term("optimizer-step transient", "0", 0)
+    nothing = Term("optimizer", "0", 0)
+    state, transient = (_state(eager, rule), _transient(eager, rule, how)) if train else (nothing, nothing)
     settings: tuple[tuple[str, str | int], ...] = (("strategy", plan.strategy), ("alignment", plan.alignment))
     if train:
         settings += (("optimizer", optimizer), ("update", update))
@@ -62,7 +62,7 @@ def traced(
         parameters=eager.parameter_elements,
         settings=settings,
         phases=_planned(plan, state, transient),
-        eager=_eager(eager, state, transient, train=train),
+        eager=eager_step(eager, optimizer=optimizer, update=update) if train else (_eager_peak(eager, nothing),),
         not_covered=NOT_COVERED,
     )
 
@@ -83,30 +83,40 @@ def _planned(plan: Plan, state: Term, transient: Term) -> tuple[Phase, ...]:
     return tuple(phases)
 
 
-def _eager(eager: EagerMemory, state: Term, transient: Term, *, train: bool) -> tuple[Phase, ...]:
-    """The same step in eager PyTorch, whose gradients are freed between steps."""
-    there = (
-        Term("weights", "every parameter's storage once", eager.parameter_nbytes),
-        Term("buffers", "every buffer's storage once", eager.buffer_nbytes),
-        Term("inputs", "the example inputs", eager.input_nbytes),
-        state,
-    )
-    peak = Phase(
-        "forward and backward" if train else "forward",
+def eager_step(eager: EagerMemory, *, optimizer: str = "adamw", update: str = "foreach") -> tuple[Phase, ...]:
+    """The moments of a training step in eager PyTorch, whose gradients are freed between steps.
+
+    Arguments and errors as `traced`.
+    """
+    rule, how = choice("optimizer", optimizer, Optimizer), choice("update", update, Update)
+    state, transient = _state(eager, rule), _transient(eager, rule, how)
+    gradients = Term("gradients", "of every parameter", eager.gradient_nbytes)
+    step = Phase("optimizer step", nonzero(*_there(eager), state, gradients, transient))
+    return _eager_peak(eager, state), step
+
+
+def _eager_peak(eager: EagerMemory, state: Term) -> Phase:
+    """The peak of the pass itself."""
+    return Phase(
+        "forward and backward" if eager.gradient_nbytes else "forward",
         nonzero(
-            *there,
+            *_there(eager),
+            state,
             Term("gradients", "of parameters, alive at the peak", eager.held_nbytes("gradient")),
             Term("activations", "made by the forward, alive at the peak", eager.held_nbytes("saved")),
             Term("transients", "made by the backward, alive at the peak", eager.held_nbytes("transient")),
             Term("workspaces", "of the operator that runs", eager.held_nbytes("workspace")),
         ),
     )
-    if not train:
-        return (peak,)
-    step = Phase(
-        "optimizer step", nonzero(*there, Term("gradients", "of every parameter", eager.gradient_nbytes), transient)
+
+
+def _there(eager: EagerMemory) -> tuple[Term, ...]:
+    """What is there before the pass starts."""
+    return (
+        Term("weights", "every parameter's storage once", eager.parameter_nbytes),
+        Term("buffers", "every buffer's storage once", eager.buffer_nbytes),
+        Term("inputs", "the example inputs", eager.input_nbytes),
     )
-    return peak, step
 
 
 def _state(eager: EagerMemory, optimizer: Optimizer) -> Term:

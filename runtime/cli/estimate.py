@@ -73,6 +73,8 @@ def estimate(
                 raise CallError(
                     f"{model}: a traced program has its own sizes; leave out sizes, --weights, --zero, --gpus"
                 )
+            if batch != 1 or length is not None or precision is not None or attention != "fused" or new_tokens:
+                raise CallError(f"{model}: batch, length, precision and attention are the program's; set them there")
             found = _traced(model, optimizer, update, inference=inference)
             _print(found, {}, memory, as_json=as_json)
             return

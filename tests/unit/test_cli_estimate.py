@@ -171,6 +171,7 @@ def test_a_factory_is_planned(tmp_path: Path) -> None:
         (("--layers", 1, "-H", 8, "-N", 0, "--vocabulary", 9), "heads=0"),
         (("absent.py:step",), "no such file"),
         (("absent.py:step", "--zero", 1), "leave out"),
+        (("absent.py:step", "-B", 4), "set them there"),
     ],
 )
 def test_a_wrong_call_is_one_line_and_status_2(arguments: tuple[object, ...], said: str) -> None:

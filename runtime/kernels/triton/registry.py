@@ -24,6 +24,7 @@ MODULES: tuple[str, ...] = (
     "runtime.kernels.triton.embedding",
     "runtime.kernels.triton.sums",
     "runtime.kernels.triton.pointwise",
+    "runtime.kernels.triton.attention_launch",
 )
 
 #: Triton's names of the dtypes kernels are compiled for.

@@ -1,12 +1,14 @@
 """The planned attention backward against PyTorch eager's and Inductor's: seconds and bytes, interleaved in one process.
 
-The block is measured whole and without its projections, whose products all contenders share (the core).
+*Fused* is our plan of the same block without an attention matrix, *sdpa* PyTorch's own ``scaled_dot_product_attention``
+in eager mode. The block is measured whole and without its projections, whose products all contenders share (the core).
 Timed is the backward pass alone, on what its forward left: eager and Inductor hold their saved activations, ours has
 them in the arena (as a planned forward leaves them; copying them in is reported as ``ours_with_copy_in``).
 """
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
 from collections.abc import Callable
@@ -40,10 +42,13 @@ class _Case:
     graph: Graph
     plan: Plan
     run: ArenaRuntime
+    sdpa: nn.Module
+    fused: tuple[Graph, ArenaRuntime]
 
-    @property
-    def targets(self) -> list[torch.Tensor]:
-        return [self.x, *self.module.parameters()]
+    def owned(self, function: Callable[..., Any]) -> list[torch.Tensor]:
+        """What a contender is differentiated by."""
+        module = self.sdpa if function is self.sdpa else self.module
+        return [self.x, *module.parameters()]
 
 
 def bench_attention(
@@ -76,10 +81,13 @@ def _measure(
     shape: tuple[int, int, int, int], rounds: int, dropout: float, strategy: str, *, core: bool
 ) -> dict[str, Any]:
     case = _prepare(shape, dropout, strategy, core=core)
-    seconds: dict[str, list[float]] = {"ours": [], "ours_with_copy_in": [], "eager": [], "inductor": []}
+    names = ("ours", "ours_with_copy_in", "fused", "fused_with_copy_in", "eager", "inductor", "sdpa")
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     for round_number in range(rounds + 2):
         timed = {
-            **_ours(case),
+            **_ours(case, case.graph, case.run, "ours"),
+            **_ours(case, *case.fused, "fused"),
+            "sdpa": _autograd(case, case.sdpa),
             "eager": _autograd(case, case.module),
             "inductor": _autograd(case, case.compiled),
         }
@@ -87,22 +95,15 @@ def _measure(
             for name, value in timed.items():
                 seconds[name].append(value)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    eager, inductor = _autograd_memory(case, case.module), _autograd_memory(case, case.compiled)
-    gradients = sum(s.nbytes for s in case.plan.graph.storages if s.role is Role.PARAMETER_GRADIENT)
-    handed = (
-        sum(s.nbytes for s in case.plan.graph.storages if s.role in (Role.SAVED, Role.GRAD_OUTPUT))
-        - case.incoming.nbytes
-    )
-    peak = {
-        "ours": case.plan.extra_nbytes + gradients,
-        "eager": eager[1].peak_nbytes,
-        "inductor": inductor[1].peak_nbytes,
+    held = {
+        name: _autograd_memory(case, module)
+        for name, module in (("eager", case.module), ("inductor", case.compiled), ("sdpa", case.sdpa))
     }
-    total = {
-        "ours": handed + peak["ours"],
-        "eager": eager[0] + peak["eager"],
-        "inductor": inductor[0] + peak["inductor"],
-    }
+    peak, total = {}, {}
+    for name, made in (("ours", case.plan), ("fused", case.fused[1].plan)):
+        peak[name], total[name] = _planned_memory(case, made)
+    for name, (left, used) in held.items():
+        peak[name], total[name] = used.peak_nbytes, left + used.peak_nbytes
     return {
         "name": ("attention core" if core else "attention") + " backward B={} N={} L={} H={}".format(*shape),
         "strategy": case.plan.strategy,
@@ -114,12 +115,21 @@ def _measure(
         "extra_bytes": case.plan.extra_nbytes,
         "allocator_calls": {
             "ours": allocations(lambda: case.run.execute(threads=1)).calls,
-            "eager": eager[1].calls,
-            "inductor": inductor[1].calls,
+            "fused": allocations(lambda: case.fused[1].execute(threads=1)).calls,
+            **{name: used.calls for name, (_, used) in held.items()},
         },
         "ratio": {name: medians["ours"] / medians[name] for name in ("eager", "inductor")},
+        "fused_ratio": {name: medians["fused"] / medians[name] for name in ("eager", "inductor", "sdpa")},
         "peak_ratio": {name: peak["ours"] / peak[name] for name in ("eager", "inductor")},
     }
+
+
+def _planned_memory(case: _Case, made: Plan) -> tuple[int, int]:
+    """What a plan adds, parameter gradients included, and that with the saved activations it is handed."""
+    storages = made.graph.storages
+    gradients = sum(s.nbytes for s in storages if s.role is Role.PARAMETER_GRADIENT)
+    handed = sum(s.nbytes for s in storages if s.role in (Role.SAVED, Role.GRAD_OUTPUT)) - case.incoming.nbytes
+    return made.extra_nbytes + gradients, handed + made.extra_nbytes + gradients
 
 
 def _prepare(shape: tuple[int, int, int, int], dropout: float, strategy: str, *, core: bool) -> _Case:
@@ -133,25 +143,29 @@ def _prepare(shape: tuple[int, int, int, int], dropout: float, strategy: str, *,
     graph = trace(module, (x,))
     made = plan(graph, strategy=strategy)
     incoming = torch.randn(*x.shape[:2], shape[3])
-    return _Case(module, torch.compile(module), x, incoming, graph, made, ArenaRuntime(made))
+    sdpa = copy.deepcopy(module)
+    sdpa.sdpa = True
+    lean = trace(sdpa, (x,), attention="fused")
+    run = ArenaRuntime(plan(lean, strategy="fused"))
+    return _Case(module, torch.compile(module), x, incoming, graph, made, ArenaRuntime(made), sdpa, (lean, run))
 
 
-def _ours(case: _Case) -> dict[str, float]:
-    if case.graph.forward is None:
+def _ours(case: _Case, graph: Graph, run: ArenaRuntime, name: str) -> dict[str, float]:
+    if graph.forward is None:
         raise ValueError("the graph was not traced in this process")
-    _, saved = case.graph.forward(case.x)
+    _, saved = graph.forward(case.x)
     started = time.perf_counter()
-    case.run.load(*saved, case.incoming)
+    run.load(*saved, case.incoming)
     loaded = time.perf_counter()
-    case.run.execute()
+    run.execute()
     ended = time.perf_counter()
-    return {"ours": ended - loaded, "ours_with_copy_in": ended - started}
+    return {name: ended - loaded, f"{name}_with_copy_in": ended - started}
 
 
 def _autograd(case: _Case, function: Callable[[torch.Tensor], torch.Tensor]) -> float:
     y = function(case.x)
     started = time.perf_counter()
-    gradients = torch.autograd.grad(y, case.targets, case.incoming)
+    gradients = torch.autograd.grad(y, case.owned(function), case.incoming)
     seconds = time.perf_counter() - started
     del gradients
     return seconds
@@ -161,5 +175,5 @@ def _autograd_memory(case: _Case, function: Callable[[torch.Tensor], torch.Tenso
     """Bytes the forward leaves for the backward, and what the backward allocates."""
     kept: list[torch.Tensor] = []
     forward = allocations(lambda: kept.append(function(case.x)))
-    backward = allocations(lambda: torch.autograd.grad(kept[0], case.targets, case.incoming))
+    backward = allocations(lambda: torch.autograd.grad(kept[0], case.owned(function), case.incoming))
     return forward.held_nbytes, backward

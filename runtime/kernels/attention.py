@@ -13,10 +13,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
-from planner.flash import Tiling, tiling
+from planner.flash import ATTENTION, ATTENTION_DELTA, Tiling, tiling
 from planner.graph import Argument, Operation, Tensor
 from runtime.errors import ArenaError
 from runtime.kernels.aten import scalar
@@ -135,6 +136,34 @@ def _lanes(operation: Operation, context: Context, tiles: Tiling) -> list[Lane]:
     return [Lane(flat, tiles) for flat in scratch]
 
 
+def _on_device(operation: Operation, context: Context) -> list[Call]:
+    """The operation's launches on a GPU.
+
+    Raises:
+        ArenaError: the kernels do not take these operands.
+    """
+    from runtime.kernels.triton import attention_launch
+
+    values: list[Any] = [context.value(argument) for argument in operation.arguments]
+    outputs: list[Any] = [None if index is None else context.views[index] for index in operation.outputs]
+    launches: tuple[Call | None, ...] | None = None
+    if all(output is not None for output in outputs):
+        if operation.operator == ATTENTION:
+            launches = (attention_launch.launch(*values[:3], *outputs, *values[3:]),)
+        elif operation.operator == ATTENTION_DELTA:
+            launches = (attention_launch.launch_delta(*values, *outputs),)
+        else:
+            given = [*values[:6], tuple(outputs), *values[6:]]
+            launches = attention_launch.launch_backward(*given)
+    found = [launch for launch in launches or () if launch is not None]
+    if not found:
+        cause = "heads of at most 128 elements lying one behind the other, in float16, bfloat16 or float32"
+        raise ArenaError(
+            f'{operation.name} ({operation.operator}): on a GPU it takes {cause}; trace with attention="math"'
+        )
+    return found
+
+
 # -- forward ----------------------------------------------------------------------------------------------------
 
 
@@ -143,6 +172,8 @@ def bind_attention(operation: Operation, context: Context) -> list[Call]:
     out, lse = (None if index is None else context.views[index] for index in operation.outputs)
     if out is None or lse is None:
         raise ArenaError(f"{operation.name} ({operation.operator}) must have two results")
+    if out.device.type != "cpu":
+        return _on_device(operation, context)
     found = _attention(operation, context, 0)
     if found is None:
         return [out.zero_, partial(lse.fill_, math.inf)]
@@ -225,6 +256,8 @@ def bind_attention_delta(operation: Operation, context: Context) -> list[Call]:
     """``delta = Σ grad_out · out`` over the last dimension, in the accumulation dtype."""
     incoming, out = (context.tensor(argument) for argument in operation.arguments)
     (delta,) = context.outputs(operation)
+    if out.device.type != "cpu":
+        return _on_device(operation, context)
     if out.numel() == 0:
         return [delta.zero_]
     scratch = context.views[operation.workspaces[0]]
@@ -264,6 +297,8 @@ def bind_attention_backward(operation: Operation, context: Context) -> list[Call
     One lane works on all of a head's tiles, key block by key block, so every sum has a fixed order.
     """
     grads = [None if index is None else context.views[index] for index in operation.outputs]
+    if context.tensor(operation.arguments[0]).device.type != "cpu":
+        return _on_device(operation, context)
     found = _attention(operation, context, 1)
     if found is None:
         return [grad.zero_ for grad in grads if grad is not None]

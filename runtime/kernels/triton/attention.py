@@ -18,10 +18,27 @@ from runtime.kernels.triton.philox import keep_words
 
 
 @triton.jit
-def _tile(base, row, lane, rows, lanes, stride):
-    """Rows of a matrix, zero outside it; the row's offset is formed in 64 bits."""
-    inside = (row < rows)[:, None] & (lane < lanes)[None, :]
-    return tl.load(base + row.to(tl.int64)[:, None] * stride + lane[None, :], mask=inside, other=0.0)
+def _head(base, batch, head, by_batch, by_head, UNIT: tl.constexpr):
+    """Where a head's matrix begins. Strides come divided by UNIT, so that the compiler knows UNIT divides them."""
+    return base + batch * by_batch * UNIT + head * by_head * UNIT
+
+
+@triton.jit
+def _places(base, row, lane, stride, UNIT: tl.constexpr):
+    """Addresses of a tile; the row's offset is formed in 64 bits."""
+    return base + row.to(tl.int64)[:, None] * stride * UNIT + lane[None, :]
+
+
+@triton.jit
+def _inside(row, lane, rows, lanes, UNIT: tl.constexpr):
+    """Which elements of a tile are in a matrix of ``rows`` by ``lanes · UNIT``."""
+    return (row < rows)[:, None] & (lane < lanes * UNIT)[None, :]
+
+
+@triton.jit
+def _tile(base, row, lane, rows, lanes, stride, UNIT: tl.constexpr):
+    """Rows of a matrix, zero outside it."""
+    return tl.load(_places(base, row, lane, stride, UNIT), mask=_inside(row, lane, rows, lanes, UNIT), other=0.0)
 
 
 @triton.jit
@@ -33,21 +50,26 @@ def _product(left, right, total, WIDEN: tl.constexpr):
 
 
 @triton.jit
-def _scores(q, k, mask, row, column, rows, columns, reach, scale, mask_row, mask_column,
+def _scores(q, k, mask, kind, row, column, rows, columns, reach, scale, mask_row,
             BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, WIDEN: tl.constexpr):  # fmt: skip
-    """``scale · q kᵀ + mask`` of a tile, −∞ where a key is outside, masked or beyond ``reach`` of its row."""
+    """``scale · q kᵀ + mask`` of a tile, −∞ where a key is outside, masked or beyond ``reach`` of its row.
+
+    ``kind`` of mask: 0 none, 1 boolean, 2 numbers in the operands' dtype; its columns are dense.
+    """
     value = _product(q, tl.trans(k), tl.zeros((BLOCK_M, BLOCK_N), tl.float32), WIDEN) * scale
     seen = (row < rows)[:, None] & (column < columns)[None, :] & (column[None, :] <= (row + reach)[:, None])
+    value = tl.where(seen, value, float("-inf"))
     if MASK:
-        offset = row.to(tl.int64)[:, None] * mask_row + column.to(tl.int64)[None, :] * mask_column
-        if MASK == 1:
-            seen = seen & (tl.load(mask + offset, mask=seen, other=0) != 0)
-        else:
+        # Branches hand on numbers, not booleans: Triton moves those between layouts as whole bytes only.
+        offset = row.to(tl.int64)[:, None] * mask_row + column[None, :]
+        if kind == 1:
+            given = tl.load(mask + offset, mask=seen, other=0)
+            value = tl.where(given != 0, value, float("-inf"))
+        if kind == 2:
             added = tl.load(mask.to(tl.pointer_type(q.dtype), bitcast=True) + offset, mask=seen, other=0.0)
             added = added.to(tl.float32)
-            seen = seen & (added != float("-inf"))
-            value += added
-    return tl.where(seen, value, float("-inf"))
+            value = tl.where(added == float("-inf"), float("-inf"), value + added)
+    return value
 
 
 @triton.jit
@@ -61,24 +83,25 @@ def _kept(seeds, least, row, first_column, per_row, BLOCK_M: tl.constexpr, BLOCK
 
 @triton.jit
 def _add_weighted(total, weights, values, hidden, WIDEN: tl.constexpr):
-    """``total + weights · values``; with ``hidden`` weights among them a value that is not finite is taken out first."""
+    """``total + weights · values``; with ``hidden`` weights a value that is not finite is taken out first."""
     if hidden:
         wide = values.to(tl.float32)
-        odd = (tl.abs(wide) < float("inf")) == 0
-        if tl.sum(tl.sum(odd.to(tl.int32), axis=1), axis=0) > 0:
-            reached = _product((weights != 0).to(values.dtype), odd.to(values.dtype), tl.zeros_like(total), WIDEN)
-            total = tl.where(reached > 0, float("nan"), total)
-            values = tl.where(odd, 0.0, wide).to(values.dtype)
+        odd = tl.where(tl.abs(wide) < float("inf"), 0.0, 1.0)
+        if tl.max(tl.max(odd, axis=1), axis=0) > 0.0:
+            given = tl.minimum(tl.abs(weights) * 1e38, 1.0)
+            reached = _product(given.to(values.dtype), odd.to(values.dtype), tl.zeros_like(total), WIDEN)
+            total = tl.where(reached > 0.0, float("nan"), total)
+            values = tl.where(tl.abs(wide) < float("inf"), wide, 0.0).to(values.dtype)
     return _product(weights.to(values.dtype), values, total, WIDEN)
 
 
-@triton.jit(do_not_specialize=["least", "reach"])
+@triton.jit(do_not_specialize=["least", "reach", "kind"])
 def attention_kernel(
     q, k, v, out, lse, mask, seeds,
     scale, keep_scale, least, heads, groups, rows, columns, depth, width, reach, per_row,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
-    mask_batch, mask_head, mask_row, mask_column,
-    MASK: tl.constexpr, DROP: tl.constexpr, WIDEN: tl.constexpr,
+    kind, mask_batch, mask_head, mask_row,
+    MASK: tl.constexpr, DROP: tl.constexpr, WIDEN: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_M rows of one head over all its keys, BLOCK_N at a time."""
@@ -88,18 +111,18 @@ def attention_kernel(
     batch, head = pair // heads, pair % heads
     row = start + tl.arange(0, BLOCK_M)
     lane = tl.arange(0, BLOCK_D)
-    k += batch * k_batch + head // groups * k_head
-    v += batch * v_batch + head // groups * v_head
-    mask += (batch * mask_batch + head * mask_head) * (1 if MASK == 1 else q.dtype.element_ty.primitive_bitwidth // 8)
-    queries = _tile(q + batch * q_batch + head * q_head, row, lane, rows, depth, q_row)
+    k = _head(k, batch, head // groups, k_batch, k_head, UNIT)
+    v = _head(v, batch, head // groups, v_batch, v_head, UNIT)
+    mask += (batch * mask_batch + head * mask_head) * tl.where(kind == 1, 1, q.dtype.element_ty.primitive_bitwidth // 8)
+    queries = _tile(_head(q, batch, head, q_batch, q_head, UNIT), row, lane, rows, depth, q_row, UNIT)
     most = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     result = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for first in range(0, tl.minimum(columns, start + BLOCK_M + reach), BLOCK_N):
         column = first + tl.arange(0, BLOCK_N)
-        keys = _tile(k, column, lane, columns, depth, k_row)
-        values = _tile(v, column, lane, columns, width, v_row)
-        score = _scores(queries, keys, mask, row, column, rows, columns, reach, scale, mask_row, mask_column,
+        keys = _tile(k, column, lane, columns, depth, k_row, UNIT)
+        values = _tile(v, column, lane, columns, width, v_row, UNIT)
+        score = _scores(queries, keys, mask, kind, row, column, rows, columns, reach, scale, mask_row,
                         BLOCK_M, BLOCK_N, MASK, WIDEN)  # fmt: skip
         higher = tl.maximum(most, tl.max(score, axis=1))
         level = tl.where(higher == float("-inf"), 0.0, higher)
@@ -107,24 +130,24 @@ def attention_kernel(
         shrink = tl.exp(most - level)
         total = total * shrink + tl.sum(weight, axis=1)
         most = higher
-        if DROP:
+        if DROP:  # noqa: SIM102 - decided when compiling, the other as it runs
             if least > 0:
                 kept = _kept(seeds, least, pair * rows + row, first, per_row, BLOCK_M, BLOCK_N)
                 weight = tl.where(kept, weight, 0.0)
-        hidden = (MASK > 0) or (first + BLOCK_N > start + reach + 1)
+        hidden = (kind > 0) | (first + BLOCK_N > start + reach + 1)
         result = _add_weighted(result * shrink[:, None], weight, values, hidden, WIDEN)
     empty = total == 0.0
     result = result * (keep_scale / tl.where(empty, 1.0, total))[:, None]
     statistic = tl.where(empty, float("inf"), most + tl.log(tl.where(empty, 1.0, total)))
     tl.store(lse + pair * rows + row, statistic, mask=row < rows)
-    place = out + batch * out_batch + head * out_head + row.to(tl.int64)[:, None] * out_row + lane[None, :]
-    tl.store(place, result.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (lane < width)[None, :])
+    place = _places(_head(out, batch, head, out_batch, out_head, UNIT), row, lane, out_row, UNIT)
+    tl.store(place, result.to(out.dtype.element_ty), mask=_inside(row, lane, rows, width, UNIT))
 
 
 @triton.jit
 def attention_delta_kernel(
     grad, out, delta, heads, rows, width, grad_batch, grad_head, grad_row, out_batch, out_head, out_row,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Row sums of ``grad · out``, BLOCK_M rows of one head."""
     blocks = tl.cdiv(rows, BLOCK_M)
@@ -132,8 +155,12 @@ def attention_delta_kernel(
     row = tl.program_id(0) % blocks * BLOCK_M + tl.arange(0, BLOCK_M)
     batch, head = pair // heads, pair % heads
     lane = tl.arange(0, BLOCK_D)
-    one = _tile(grad + batch * grad_batch + head * grad_head, row, lane, rows, width, grad_row).to(tl.float32)
-    two = _tile(out + batch * out_batch + head * out_head, row, lane, rows, width, out_row).to(tl.float32)
+    one = _tile(_head(grad, batch, head, grad_batch, grad_head, UNIT), row, lane, rows, width, grad_row, UNIT).to(
+        tl.float32
+    )
+    two = _tile(_head(out, batch, head, out_batch, out_head, UNIT), row, lane, rows, width, out_row, UNIT).to(
+        tl.float32
+    )
     tl.store(delta + pair * rows + row, tl.sum(one * two, axis=1), mask=row < rows)
 
 
@@ -143,7 +170,7 @@ def _gradients(score, dp, lse, delta, seeds, least, keep_scale, row, first_colum
     """Weights after dropout (not scaled) and the gradient of the scores; a weight of zero has gradient zero."""
     weight = tl.exp(score - lse[:, None])
     dropped = weight
-    if DROP:
+    if DROP:  # noqa: SIM102 - decided when compiling, the other as it runs
         if least > 0:
             kept = _kept(seeds, least, row, first_column, per_row, BLOCK_M, BLOCK_N)
             dropped = tl.where(kept, weight, 0.0)
@@ -151,13 +178,13 @@ def _gradients(score, dp, lse, delta, seeds, least, keep_scale, row, first_colum
     return dropped, tl.where(weight == 0.0, 0.0, weight * (dp - delta[:, None]))
 
 
-@triton.jit(do_not_specialize=["least", "reach"])
+@triton.jit(do_not_specialize=["least", "reach", "kind"])
 def attention_keys_kernel(
     grad, q, k, v, lse, delta, grad_k, grad_v, mask, seeds,
     scale, keep_scale, least, heads, groups, rows, columns, depth, width, reach, per_row,
     grad_batch, grad_head, grad_row, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
-    gk_batch, gk_head, gk_row, gv_batch, gv_head, gv_row, mask_batch, mask_head, mask_row, mask_column,
-    MASK: tl.constexpr, DROP: tl.constexpr, WIDEN: tl.constexpr,
+    gk_batch, gk_head, gk_row, gv_batch, gv_head, gv_row, kind, mask_batch, mask_head, mask_row,
+    MASK: tl.constexpr, DROP: tl.constexpr, WIDEN: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Gradients of BLOCK_N keys and values of one head, over all rows of the query heads that share it."""
@@ -168,42 +195,45 @@ def attention_keys_kernel(
     batch, key_head = key_pair // key_heads, key_pair % key_heads
     column = first + tl.arange(0, BLOCK_N)
     lane = tl.arange(0, BLOCK_D)
-    item = 1 if MASK == 1 else q.dtype.element_ty.primitive_bitwidth // 8
-    keys = _tile(k + batch * k_batch + key_head * k_head, column, lane, columns, depth, k_row)
-    values = _tile(v + batch * v_batch + key_head * v_head, column, lane, columns, width, v_row)
+    item = tl.where(kind == 1, 1, q.dtype.element_ty.primitive_bitwidth // 8)
+    keys = _tile(_head(k, batch, key_head, k_batch, k_head, UNIT), column, lane, columns, depth, k_row, UNIT)
+    values = _tile(_head(v, batch, key_head, v_batch, v_head, UNIT), column, lane, columns, width, v_row, UNIT)
     to_keys = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     to_values = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     begin = tl.maximum(first - reach, 0) // BLOCK_M * BLOCK_M
-    for group in range(0, groups):
+    for group in range(groups):
         head = key_head * groups + group
         pair = batch * heads + head
         for start in range(begin, rows, BLOCK_M):
             row = start + tl.arange(0, BLOCK_M)
-            queries = _tile(q + batch * q_batch + head * q_head, row, lane, rows, depth, q_row)
-            incoming = _tile(grad + batch * grad_batch + head * grad_head, row, lane, rows, width, grad_row)
+            queries = _tile(_head(q, batch, head, q_batch, q_head, UNIT), row, lane, rows, depth, q_row, UNIT)
+            incoming = _tile(
+                _head(grad, batch, head, grad_batch, grad_head, UNIT), row, lane, rows, width, grad_row, UNIT
+            )
             level = tl.load(lse + pair * rows + row, mask=row < rows, other=float("inf"))
             summed = tl.load(delta + pair * rows + row, mask=row < rows, other=0.0)
-            score = _scores(queries, keys, mask + (batch * mask_batch + head * mask_head) * item, row, column, rows,
-                            columns, reach, scale, mask_row, mask_column, BLOCK_M, BLOCK_N, MASK, WIDEN)  # fmt: skip
+            score = _scores(queries, keys, mask + (batch * mask_batch + head * mask_head) * item, kind, row,
+                            column, rows, columns, reach, scale, mask_row, BLOCK_M, BLOCK_N, MASK, WIDEN)  # fmt: skip
             dp = _product(incoming, tl.trans(values), tl.zeros((BLOCK_M, BLOCK_N), tl.float32), WIDEN)
             weight, ds = _gradients(score, dp, level, summed, seeds, least, keep_scale, pair * rows + row, first,
                                     per_row, BLOCK_M, BLOCK_N, DROP)  # fmt: skip
             to_values = _product(tl.trans(weight.to(incoming.dtype)), incoming, to_values, WIDEN)
             to_keys = _product(tl.trans(ds.to(queries.dtype)), queries, to_keys, WIDEN)
-    inside = (column < columns)[:, None]
-    place = batch * gk_batch + key_head * gk_head + column.to(tl.int64)[:, None] * gk_row + lane[None, :]
-    tl.store(grad_k + place, (to_keys * scale).to(grad_k.dtype.element_ty), mask=inside & (lane < depth)[None, :])
-    place = batch * gv_batch + key_head * gv_head + column.to(tl.int64)[:, None] * gv_row + lane[None, :]
-    tl.store(grad_v + place, (to_values * keep_scale).to(grad_v.dtype.element_ty), mask=inside & (lane < width)[None, :])
+    place = _places(_head(grad_k, batch, key_head, gk_batch, gk_head, UNIT), column, lane, gk_row, UNIT)
+    tl.store(place, (to_keys * scale).to(grad_k.dtype.element_ty), mask=_inside(column, lane, columns, depth, UNIT))
+    place = _places(_head(grad_v, batch, key_head, gv_batch, gv_head, UNIT), column, lane, gv_row, UNIT)
+    tl.store(
+        place, (to_values * keep_scale).to(grad_v.dtype.element_ty), mask=_inside(column, lane, columns, width, UNIT)
+    )
 
 
-@triton.jit(do_not_specialize=["least", "reach"])
+@triton.jit(do_not_specialize=["least", "reach", "kind"])
 def attention_queries_kernel(
     grad, q, k, v, lse, delta, grad_q, mask, seeds,
     scale, keep_scale, least, heads, groups, rows, columns, depth, width, reach, per_row,
     grad_batch, grad_head, grad_row, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
-    gq_batch, gq_head, gq_row, mask_batch, mask_head, mask_row, mask_column,
-    MASK: tl.constexpr, DROP: tl.constexpr, WIDEN: tl.constexpr,
+    gq_batch, gq_head, gq_row, kind, mask_batch, mask_head, mask_row,
+    MASK: tl.constexpr, DROP: tl.constexpr, WIDEN: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Gradients of BLOCK_M queries of one head over all its keys."""
@@ -213,28 +243,28 @@ def attention_queries_kernel(
     batch, head = pair // heads, pair % heads
     row = start + tl.arange(0, BLOCK_M)
     lane = tl.arange(0, BLOCK_D)
-    k += batch * k_batch + head // groups * k_head
-    v += batch * v_batch + head // groups * v_head
-    mask += (batch * mask_batch + head * mask_head) * (1 if MASK == 1 else q.dtype.element_ty.primitive_bitwidth // 8)
-    queries = _tile(q + batch * q_batch + head * q_head, row, lane, rows, depth, q_row)
-    incoming = _tile(grad + batch * grad_batch + head * grad_head, row, lane, rows, width, grad_row)
+    k = _head(k, batch, head // groups, k_batch, k_head, UNIT)
+    v = _head(v, batch, head // groups, v_batch, v_head, UNIT)
+    mask += (batch * mask_batch + head * mask_head) * tl.where(kind == 1, 1, q.dtype.element_ty.primitive_bitwidth // 8)
+    queries = _tile(_head(q, batch, head, q_batch, q_head, UNIT), row, lane, rows, depth, q_row, UNIT)
+    incoming = _tile(_head(grad, batch, head, grad_batch, grad_head, UNIT), row, lane, rows, width, grad_row, UNIT)
     level = tl.load(lse + pair * rows + row, mask=row < rows, other=float("inf"))
     summed = tl.load(delta + pair * rows + row, mask=row < rows, other=0.0)
     result = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for first in range(0, tl.minimum(columns, start + BLOCK_M + reach), BLOCK_N):
         column = first + tl.arange(0, BLOCK_N)
-        keys = _tile(k, column, lane, columns, depth, k_row)
-        values = _tile(v, column, lane, columns, width, v_row)
-        score = _scores(queries, keys, mask, row, column, rows, columns, reach, scale, mask_row, mask_column,
+        keys = _tile(k, column, lane, columns, depth, k_row, UNIT)
+        values = _tile(v, column, lane, columns, width, v_row, UNIT)
+        score = _scores(queries, keys, mask, kind, row, column, rows, columns, reach, scale, mask_row,
                         BLOCK_M, BLOCK_N, MASK, WIDEN)  # fmt: skip
         dp = _product(incoming, tl.trans(values), tl.zeros((BLOCK_M, BLOCK_N), tl.float32), WIDEN)
         _, ds = _gradients(score, dp, level, summed, seeds, least, keep_scale, pair * rows + row, first, per_row,
                            BLOCK_M, BLOCK_N, DROP)  # fmt: skip
-        hidden = (MASK > 0) or (first + BLOCK_N > start + reach + 1)
+        hidden = (kind > 0) | (first + BLOCK_N > start + reach + 1)
         result = _add_weighted(result, ds, keys, hidden, WIDEN)
-    place = batch * gq_batch + head * gq_head + row.to(tl.int64)[:, None] * gq_row + lane[None, :]
+    place = _places(_head(grad_q, batch, head, gq_batch, gq_head, UNIT), row, lane, gq_row, UNIT)
     tl.store(
-        grad_q + place,
+        place,
         (result * scale).to(grad_q.dtype.element_ty),
-        mask=(row < rows)[:, None] & (lane < depth)[None, :],
+        mask=_inside(row, lane, rows, depth, UNIT),
     )

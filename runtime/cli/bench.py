@@ -47,6 +47,24 @@ def bench_step_command(
         show(report, as_json)
 
 
+@bench_app.command("update")
+def bench_update_command(
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds a choice of precision.")] = 15,
+    threads: Annotated[int, typer.Option(min=1, help="Threads for every contender.")] = 2,
+    numel: Annotated[int, typer.Option("--parameters", min=1, help="Parameters in all.")] = 25_000_000,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Few parameters, to see that it works.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """The fused AdamW update beside torch.optim with FP32 copies, and the memory's bandwidth."""
+    with one_line_errors(debug):
+        from runtime.bench.update import SMOKE_NUMEL, bench_update
+
+        numel = SMOKE_NUMEL if smoke else numel
+        report = bench_update(numel=numel, rounds=rounds, threads=threads, progress=progress)
+        show(report, as_json)
+
+
 @bench_app.command("pack")
 def bench_pack_command(
     files: Annotated[

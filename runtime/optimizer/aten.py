@@ -34,6 +34,7 @@ class Piece:
 class AtenBackend:
     """Works on any device that ATen does; on others than a CPU it waits for the overflow check."""
 
+    host = True
     chunk = codes.CPU_CHUNK
 
     def overflow(self, workspace: Workspace) -> bool:

@@ -13,11 +13,9 @@ import numpy as np
 import torch
 
 from runtime.errors import OptimizerError
-from runtime.optimizer import codes, compiled
-from runtime.optimizer.aten import AtenBackend
-from runtime.optimizer.compiled import CompiledBackend
+from runtime.optimizer import backends, codes
 from runtime.optimizer.linking import slots_of
-from runtime.optimizer.precision import KINDS, Precision
+from runtime.optimizer.precision import Precision
 from runtime.optimizer.state import clear_states, export_state, import_states, worth_saving
 from runtime.optimizer.workspace import Slot, Workspace
 
@@ -111,28 +109,71 @@ class FusedOptimizer(torch.optim.Optimizer):
                 workspace.collect()
         busy = [workspace for workspace in self._workspaces if workspace.active.any()]
         settings = np.array([self.setting(group) for group in self.param_groups], dtype=np.float64)
-        found: bool
+        self.launches = 0
+        if all(workspace.backend.host for workspace in busy):
+            self._update_from_host(busy, settings, grad_scale, found_inf)
+        else:
+            self._update_on_device(busy, settings, grad_scale, found_inf)
+
+    def _update_from_host(self, busy: list[Workspace], settings: Any, grad_scale: Any, found_inf: Any) -> None:
         if found_inf is not None:
             found = bool(found_inf)
         elif self.checks(scaled=grad_scale is not None):
-            found = any(self._backend(workspace).overflow(workspace) for workspace in busy)
+            found = any(workspace.backend.overflow(workspace) for workspace in busy)
         else:
             found = False
         factor = 1.0 if grad_scale is None else 1.0 / float(grad_scale)
         self._last_norm = None
         if self.max_grad_norm is not None and not found:
-            norm = math.sqrt(sum(self._backend(workspace).squares(workspace) for workspace in busy)) * factor
+            norm = math.sqrt(sum(workspace.backend.squares(workspace) for workspace in busy)) * factor
             self._last_norm = norm
             factor *= min(1.0, self.max_grad_norm / (norm + 1e-6))
         self._last_found = found
-        self.launches = 0
         if found:
             self._skipped += 1
         for workspace in busy:
             if not found:
-                self._backend(workspace).update(workspace, self.rule, settings, factor, self.seed)
+                workspace.backend.update(workspace, self.rule, settings, factor, self.seed)
                 self.launches += 1
             workspace.advance(found)
+
+    def _update_on_device(self, busy: list[Workspace], settings: Any, grad_scale: Any, found_inf: Any) -> None:
+        """The same without waiting: what decides is computed, and read by the update, on the device."""
+        device = next(workspace.device for workspace in busy if not workspace.backend.host)
+
+        def number(value: Any) -> torch.Tensor:
+            return torch.as_tensor(value, dtype=torch.float64).to(device, non_blocking=True).reshape(())
+
+        found, squares = number(0.0), number(0.0)
+        checks = found_inf is None and self.checks(scaled=grad_scale is not None)
+        if found_inf is not None:
+            found = number(found_inf)
+        for workspace in busy if checks or self.max_grad_norm is not None else ():
+            if workspace.backend.host:
+                seen, sizes = workspace.backend.overflow(workspace), workspace.backend.squares(workspace)
+            else:
+                seen, sizes = workspace.backend.scan(workspace)
+            found = found + number(seen) if checks else found
+            squares = squares + number(sizes)
+        found = (found != 0).to(torch.float32)
+        factor = number(1.0) if grad_scale is None else 1.0 / number(grad_scale)
+        self._last_norm = None
+        if self.max_grad_norm is not None:
+            norm = squares.sqrt() * factor
+            self._last_norm = norm
+            factor = factor * (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        self._last_found = found
+        self._skipped = self._skipped + found
+        signal = torch.stack((factor.float(), found))
+        for workspace in busy:
+            if not workspace.backend.host:
+                here = signal.to(workspace.device, non_blocking=True)
+                workspace.backend.update(workspace, self.rule, settings, here, self.seed)
+                self.launches += 1
+            elif not bool(found):
+                workspace.backend.update(workspace, self.rule, settings, float(factor), self.seed)
+                self.launches += 1
+            workspace.advance(found.to(workspace.device, non_blocking=True))
 
     def _lacks_moments(self) -> bool:
         moments = self.moments()
@@ -143,11 +184,6 @@ class FusedOptimizer(torch.optim.Optimizer):
         if self.skip_nonfinite is not None:
             return self.skip_nonfinite
         return scaled or any(workspace.dtype is torch.float16 for workspace in self._workspaces)
-
-    def _backend(self, workspace: Workspace) -> Any:
-        if workspace.device.type == "cpu" and workspace.dtype in KINDS and compiled.available():
-            return CompiledBackend()
-        return AtenBackend()
 
     @property
     def skipped_steps(self) -> int:
@@ -265,7 +301,14 @@ class FusedOptimizer(torch.optim.Optimizer):
         alignment = codes.TILE if self.precision.states == "8bit" else 64
         groups, self._left_out = slots_of(self.param_groups)
         self._workspaces = tuple(
-            Workspace(slots, self.precision, self.moments(), link=self.link, alignment=alignment, chunk=codes.CPU_CHUNK)
+            Workspace(
+                slots,
+                self.precision,
+                self.moments(),
+                link=self.link,
+                alignment=alignment,
+                backend=backends.backend_for(slots[0].parameter.device, slots[0].parameter.dtype),
+            )
             for slots in groups
         )
         self._slots = {

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 
 from runtime.optimizer import codes
@@ -34,6 +35,7 @@ def available() -> bool:
 class CompiledBackend:
     """Compiles at first use, then from disk."""
 
+    host = True
     chunk = codes.CPU_CHUNK
 
     def overflow(self, workspace: Workspace) -> bool:
@@ -67,14 +69,31 @@ class CompiledBackend:
 
 def _spread(table: Any, work: Callable[[int, int], Any]) -> list[Any]:
     """Call ``work`` on ranges of rows that cover the table, side by side; its errors are the caller's."""
+    return _share(table[:, codes.LENGTH], work)
+
+
+def touch(rewritten: torch.Tensor, read: torch.Tensor) -> None:
+    """Read and write one FP32 tensor in place and read another, split as an update is: the memory's own speed."""
+    from runtime.optimizer.update_kernel import add_one, largest_bits
+
+    for tensor, kernel in ((rewritten, add_one), (read, largest_bits)):
+        address, length, chunk = tensor.data_ptr(), tensor.numel(), codes.CPU_CHUNK
+        lengths = np.full(-(-length // chunk), chunk)
+        _share(lengths, partial(_rows, kernel, address, length, chunk))
+
+
+def _rows(kernel: Callable[..., Any], address: int, length: int, chunk: int, begin: int, end: int) -> Any:
+    return kernel(address, begin * chunk, min(end * chunk, length))
+
+
+def _share(lengths: Any, work: Callable[[int, int], Any]) -> list[Any]:
     threads = torch.get_num_threads()
-    lengths = table[:, codes.LENGTH]
     total = int(lengths.sum())
     pieces = min(4 * threads, total // PIECE) if threads > 1 else 1
     if pieces <= 1:
-        return [work(0, len(table))]
+        return [work(0, len(lengths))]
     edges = lengths.cumsum().searchsorted([total * (piece + 1) / pieces for piece in range(pieces - 1)], "right")
-    bounds = sorted({0, *(int(edge) for edge in edges), len(table)})
+    bounds = sorted({0, *(int(edge) for edge in edges), len(lengths)})
     pool = _pool(threads)
     waiting = [pool.submit(work, begin, end) for begin, end in pairwise(bounds)]
     return [future.result() for future in waiting]

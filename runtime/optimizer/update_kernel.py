@@ -259,3 +259,23 @@ def sum_of_squares(kind: Any, table: Any, begin: Any, end: Any) -> Any:
                 x = np.float64(g[i])
                 lanes[0] += x * x
     return lanes.sum()
+
+
+@compile_loop
+def add_one(address: Any, begin: Any, end: Any) -> None:
+    """Read and write FP32 numbers in place: what the memory allows, for measurements."""
+    n = end - begin
+    block = carray(pointer_f32(address + 4 * begin), (n,))
+    for i in range(n):
+        block[i] += np.float32(1)
+
+
+@compile_loop
+def largest_bits(address: Any, begin: Any, end: Any) -> Any:
+    """Read FP32 numbers: what the memory allows, for measurements."""
+    n = end - begin
+    block = carray(pointer_f32(address + 4 * begin), (n,))
+    worst = np.int32(0)
+    for i in range(n):
+        worst = max(worst, float_bits(block[i]))
+    return worst

@@ -74,6 +74,7 @@ class Workspace:
         parameters, gradients: flat; ``None`` where parameters and gradients stay where they are.
         blocks: flat states by name: moments, their scales, masters or remainders.
         steps: FP32 count of each parameter's updates.
+        backend: which form of the update runs here: `backends.backend_for`.
         table: what the last `collect` found to update.
     """
 
@@ -85,7 +86,7 @@ class Workspace:
         *,
         link: bool,
         alignment: int,
-        chunk: int,
+        backend: Any,
     ) -> None:
         sample = slots[0].parameter
         self.device, self.dtype = sample.device, sample.dtype
@@ -93,7 +94,7 @@ class Workspace:
         self.master = precision.master_of(self.dtype)
         self.states = precision.states_of(self.dtype)
         self.moments = tuple(moments)
-        self.chunk = chunk
+        self.backend = backend
         self.parameters: torch.Tensor | None = None
         self.gradients: torch.Tensor | None = None
         segments = lay_out([slot.parameter.numel() for slot in slots], alignment)
@@ -203,7 +204,7 @@ class Workspace:
             self._classes,
             home,
             self.dtype.itemsize,
-            self.chunk,
+            self.backend.chunk,
         )
         self.active = np.array(gradients, dtype=np.int64) != 0
         return True
@@ -241,8 +242,12 @@ class Workspace:
             if not found:
                 self.steps.numpy()[self.active] += 1.0
         else:
-            taken = torch.from_numpy(self.active.astype(np.float32)).to(self.device, non_blocking=True)
-            self.steps.add_(taken if isinstance(found, bool) else taken * (1 - found))
+            done: Any = 1.0 - found if isinstance(found, torch.Tensor) else float(not found)
+            if self.active.all():
+                self.steps.add_(done)
+            else:
+                taken = torch.from_numpy(self.active.astype(np.float32)).to(self.device, non_blocking=True)
+                self.steps.add_(taken * done)
         if not self.active.all():
             pairs = self._classes * 2 + self.active
             refined = np.unique(pairs, return_inverse=True)[1].reshape(-1)

@@ -59,8 +59,8 @@ def test_compiled_and_aten_updates_give_the_same_bits(name, states, master, dtyp
         torch.manual_seed(0)
         shapes = [(300,), (1,), (7, 43), (513,), (3, 256)]
         parameters = [nn.Parameter((torch.randn(shape) * 10.0**-(i)).to(dtype)) for i, shape in enumerate(shapes)]
-        optimizer = ours(parameters, **options, master=master, states=states, seed=3)
         with backend(kernel):
+            optimizer = ours(parameters, **options, master=master, states=states, seed=3)
             for step in range(5):
                 set_gradients(parameters, step, 10.0 ** (1 - step))
                 optimizer.step()

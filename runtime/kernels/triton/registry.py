@@ -25,6 +25,7 @@ MODULES: tuple[str, ...] = (
     "runtime.kernels.triton.sums",
     "runtime.kernels.triton.pointwise",
     "runtime.kernels.triton.attention_launch",
+    "runtime.optimizer.triton_kernel",
 )
 
 #: Triton's names of the dtypes kernels are compiled for.

@@ -411,6 +411,6 @@ def _scan_configurations() -> tuple[Configuration, ...]:
 
 
 KERNELS = (
-    Kernel("optimizer update", update_kernel, _update_configurations()),
-    Kernel("optimizer scan", scan_kernel, _scan_configurations()),
+    Kernel("optimizer_update", update_kernel, _update_configurations(), spill_nbytes=8),
+    Kernel("optimizer_scan", scan_kernel, _scan_configurations()),
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -243,3 +245,11 @@ def test_bytes_per_parameter_are_those_of_the_blocks():
                 optimizer = FusedAdamW([nn.Parameter(torch.ones(25_600, dtype=dtype))], master=master, states=states)
                 nbytes = sum(block.nbytes for block in optimizer.state_blocks().values()) + 2 * 25_600 * dtype.itemsize
                 assert nbytes / 25_600 == Precision(master, states).bytes_per_parameter(dtype, 2)
+
+
+def test_the_page_lists_every_choice_with_its_bytes():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "optimizer.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\w+) \| `(\w+)` \| `(\w+)` \| ([\d.]+) \|", page, re.MULTILINE)
+    assert len(rows) == 12
+    for dtype, master, states, nbytes in rows:
+        assert Precision(master, states).bytes_per_parameter(getattr(torch, dtype), 2) == float(nbytes)

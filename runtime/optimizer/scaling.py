@@ -121,7 +121,9 @@ class LossScaler:
         try:
             optimizer.step()
         finally:
-            optimizer.grad_scale = optimizer.found_inf = None
+            del optimizer.grad_scale
+            if unscaled is False:
+                del optimizer.found_inf
         return not optimizer.last_step_skipped
 
     def update(self) -> float:

@@ -32,7 +32,7 @@ class Slot:
         segment: its elements in the workspace.
         strides: of the parameter, and of every view here.
         gradient: the view of the workspace of gradients, ``None`` where gradients stay where they are.
-        seen: the gradient that was checked last.
+        seen: the gradient that was checked last, not kept alive.
         number: its place in the list of slots.
     """
 
@@ -42,7 +42,7 @@ class Slot:
     segment: Segment
     strides: tuple[int, ...]
     gradient: torch.Tensor | None = None
-    seen: torch.Tensor | None = None
+    seen: weakref.ref[torch.Tensor] | None = None
     number: int = -1
     hooks: list[Any] = field(default_factory=list)
 
@@ -183,7 +183,7 @@ class Workspace:
             if given is None:
                 gradients.append(0)
             else:
-                if given is not slot.seen:
+                if slot.seen is None or given is not slot.seen():
                     given = self._checked(slot, given)
                 gradients.append(given.data_ptr() or -1)
             where.append(parameter.data_ptr())
@@ -233,7 +233,7 @@ class Workspace:
                 if parameter.grad is not None:
                     parameter.grad = target
             given = target
-        slot.seen = given
+        slot.seen = weakref.ref(given)
         return given
 
     def advance(self, found: torch.Tensor | bool) -> None:

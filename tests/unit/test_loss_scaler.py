@@ -159,3 +159,19 @@ def test_sparse_gradients_of_other_optimizers_are_unscaled():
     assert scaler.unscale_(optimizer)
     assert torch.equal(embedding.weight.grad.to_dense()[1], torch.tensor([2.0, 2.0]))
     assert scaler.step(optimizer)
+
+
+def test_a_grad_scaler_of_torch_may_take_over():
+    parameter = parameter_with(1.0)
+    optimizer = FusedAdamW([parameter])
+    ours = LossScaler(4.0)
+    assert ours.step(optimizer)
+    ours.update()
+    ours.unscale_(optimizer)
+    assert ours.step(optimizer)
+    ours.update()
+    theirs = torch.amp.GradScaler("cpu", init_scale=2.0)
+    theirs.scale(torch.ones(()))
+    theirs.step(optimizer)
+    theirs.update()
+    assert float(optimizer.state[parameter]["step"]) == 3.0

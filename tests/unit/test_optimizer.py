@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from optimizer_helpers import HALVES, PAIRS, adamw_float64, backend, counted_lau
 from optimizer_helpers import snapshot as snapshot_of
 from torch import nn
 
+from runtime import TrainingStep
 from runtime.errors import OptimizerError
 from runtime.optimizer import AdamW8bit, FusedAdamW, FusedSGD, compiled
 
@@ -414,3 +416,33 @@ def test_two_threads_give_the_bits_of_one():
         torch.set_num_threads(before)
     assert torch.equal(ends[0], ends[1])
     assert torch.equal(ends[0], ends[2])
+
+
+def test_followed_gradients_are_not_kept_alive():
+    model = small_model()
+    optimizer = FusedAdamW(model.parameters(), link=False)
+    model(torch.ones(1, 7)).sum().backward()
+    optimizer.step()
+    gradients = [weakref.ref(parameter.grad) for parameter in model.parameters()]
+    optimizer.zero_grad()
+    assert [gradient() for gradient in gradients] == [None] * len(gradients)
+
+
+def test_a_planned_training_step_uses_it_without_copies():
+    def loss(outputs, target):
+        return (outputs - target).square().mean()
+
+    model, reference = small_model(), small_model()
+    optimizer = FusedAdamW(model.parameters(), lr=1e-2)
+    plain = torch.optim.AdamW(reference.parameters(), lr=1e-2)
+    step = TrainingStep(model, loss, (torch.zeros(4, 7), torch.zeros(4, 5)), optimizer=optimizer)
+    addresses = set()
+    for number in range(5):
+        x, y = torch.randn(2, 4, 7, generator=torch.Generator().manual_seed(number)), torch.ones(4, 5)
+        step((x[0], y))
+        addresses.add(tuple(parameter.data_ptr() for parameter in model.parameters()))
+        loss(reference(x[0]), y).backward()
+        plain.step()
+        plain.zero_grad()
+    assert len(addresses) == 1
+    assert distance(model, reference) < 2e-6

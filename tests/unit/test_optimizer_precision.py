@@ -37,7 +37,7 @@ def train(model, optimizer, steps):
 
 @pytest.mark.parametrize("dtype", HALVES)
 @given(values=FLOATS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_split_value_comes_back_and_rounds_to_its_parameter(dtype, values):
     value = torch.tensor(values, dtype=torch.float32)
     grid = convert.to_grid(value, dtype)
@@ -74,7 +74,7 @@ def test_split_equals_the_fp32_master_exactly(dtype, states, kind):
         model = small_model(dtype)
         options = {"momentum": 0.9} if kind is FusedSGD else {}
         optimizer = kind(model.parameters(), lr=3e-3, master=master, states=states, **options)
-        train(model, optimizer, 150)
+        train(model, optimizer, 60)
         ends.append(
             [tensor for p in model.parameters() for tensor in (p.detach().clone(), optimizer.master(p))]
             + [optimizer.state[p][optimizer.moments()[0][0]] for p in model.parameters()]
@@ -167,7 +167,7 @@ def test_random_bits_differ_between_steps_seeds_and_halves_of_the_index():
     values=st.lists(st.floats(min_value=-(2.0**100), max_value=2.0**100, width=32), min_size=1, max_size=600),
     signed=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_8_bit_codes_are_close_and_stay_themselves(values, signed):
     x = torch.tensor(values, dtype=torch.float32)
     x = x if signed else x.abs()

@@ -14,6 +14,7 @@ from runtime.kernels.triton.launch import Setting
 
 #: Modules of this project that define Triton kernels, each with a tuple ``KERNELS``.
 MODULES: tuple[str, ...] = (
+    "runtime.optimizer.triton_kernel",
     "runtime.kernels.triton.dropout",
     "runtime.kernels.triton.softmax",
     "runtime.kernels.triton.matmul",
@@ -25,7 +26,6 @@ MODULES: tuple[str, ...] = (
     "runtime.kernels.triton.sums",
     "runtime.kernels.triton.pointwise",
     "runtime.kernels.triton.attention_launch",
-    "runtime.optimizer.triton_kernel",
 )
 
 #: Triton's names of the dtypes kernels are compiled for.

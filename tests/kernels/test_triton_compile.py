@@ -29,7 +29,7 @@ def _compile(cache: Path, *arguments: str) -> dict[tuple[str, str, str], dict[st
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory):
-    """The largest configuration of every kernel and dtype, for every target."""
+    """The largest configuration of every kernel, for every target."""
     return _compile(tmp_path_factory.mktemp("triton"), "--sample", "--workers", "2")
 
 
@@ -56,7 +56,7 @@ def test_names_are_unique():
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-def test_the_largest_configurations_fit_every_target(kernel, sample):
+def test_the_largest_configuration_fits_every_target(kernel, sample):
     for configuration in sampled(kernel):
         for target in TARGETS:
             _check(kernel, sample[kernel.name, configuration.name, target])

@@ -170,4 +170,4 @@ def _configurations() -> Iterator[Configuration]:
             yield from configurations(spec, settings, dtypes, f" {layout}")
 
 
-KERNELS = (Kernel("matmul", matmul_kernel, tuple(_configurations()), matrix=True),)
+KERNELS = (Kernel("matmul", matmul_kernel, tuple(_configurations()), matrix=True, spill_nbytes=32),)

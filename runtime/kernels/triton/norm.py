@@ -264,6 +264,7 @@ KERNELS = (
             _FORWARD.format("fp32"),
             _settings(("CENTRED", "WEIGHT", "BIAS"), ((1, 1, 1), (1, 1, 0), (1, 0, 0), (0, 1, 0), (0, 0, 0))),
         ),
+        spill_nbytes=16,
     ),
     Kernel(
         "norm_backward",

@@ -140,7 +140,7 @@ def _amd_usage(assembly: str) -> tuple[int, int]:
 def resources(
     chosen: tuple[Kernel, ...], targets: tuple[str, ...], *, workers: int = 1, sample: bool = False
 ) -> Iterator[Resources]:
-    """Compile every configuration of the kernels (or of each dtype the last one, a sample) for the targets."""
+    """Compile every configuration of the kernels (or one of each, a sample) for the targets."""
     jobs = [
         (kernel, configuration, target)
         for kernel in chosen
@@ -152,9 +152,9 @@ def resources(
 
 
 def sampled(kernel: Kernel) -> tuple[Configuration, ...]:
-    """The last configuration of each dtype: a table lists the largest tile last."""
-    last = {configuration.name.split(maxsplit=1)[0]: configuration for configuration in kernel.configurations}
-    return tuple(last.values())
+    """The last configuration of the first dtype: a table lists the largest tile last."""
+    first = kernel.configurations[0].name.split(maxsplit=1)[0]
+    return tuple(item for item in kernel.configurations if item.name.split(maxsplit=1)[0] == first)[-1:]
 
 
 def rows(items: Iterator[Resources]) -> Iterator[dict[str, Any]]:
@@ -167,7 +167,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Compile the Triton kernels for targets that need not be there.")
     parser.add_argument("--kernel", action="append", help="only this one (repeatable)")
     parser.add_argument("--target", action="append", choices=sorted(TARGETS), help="only this one (repeatable)")
-    parser.add_argument("--sample", action="store_true", help="one configuration a dtype instead of all")
+    parser.add_argument("--sample", action="store_true", help="one configuration a kernel instead of all")
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args(arguments)
     chosen = tuple(kernel for kernel in kernels() if not options.kernel or kernel.name in options.kernel)

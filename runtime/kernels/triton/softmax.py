@@ -326,5 +326,6 @@ KERNELS = (
             "width:i32 grad_stride:i64 probs_stride:i64 out_stride:i64 dropped_stride:i64 per_row:i32",
             _settings(("DROP", "SAFE"), ((DROP_NONE, 0), (DROP_NONE, 1), (DROP_COUNTER, 1), (DROP_STORED, 1))),
         ),
+        spill_nbytes=32,
     ),
 )

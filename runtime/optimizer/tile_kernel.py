@@ -69,16 +69,19 @@ def stream_key(seed: Any, step: Any, high: Any) -> Any:
 @compile_loop
 def bfloat_bits(bits: Any) -> Any:
     """FP32 bits rounded to bfloat16, to nearest, ties to even; NaN stays NaN."""
-    if (bits & _MAGNITUDE) > np.int32(0x7F800000):
-        return np.int32((bits >> np.int32(16)) | np.int32(0x40))
-    return np.int32((bits + np.int32(0x7FFF) + ((bits >> np.int32(16)) & np.int32(1))) >> np.int32(16))
+    rounded = np.int32((bits + np.int32(0x7FFF) + ((bits >> np.int32(16)) & np.int32(1))) >> np.int32(16))
+    quiet = np.int32((bits >> np.int32(16)) | np.int32(0x40))
+    return quiet if (bits & _MAGNITUDE) > np.int32(0x7F800000) else rounded
 
 
 @compile_loop
-def half_unit(half: Any, sign: Any) -> Any:
-    """2^(sign · (40 − E)) with E the exponent field of a float16, at least 1: the unit of its remainder."""
-    field = max(np.int32((half >> np.uint16(10)) & np.uint16(31)), np.int32(1))
-    return bits_float(np.int32((np.int32(127) + sign * (np.int32(UNIT_EXPONENT) - field)) << np.int32(23)))
+def unit_bits(value: Any) -> Any:
+    """FP32 bits of 2^(e − 25), e the exponent of a float16 given as FP32, at least −14: the unit of its remainder.
+
+    With the float16's exponent field E = e + 15, at least 1, that is 2^(E − 40): `codes.UNIT_EXPONENT`.
+    """
+    exponent = max(np.int32(float_bits(value) & np.int32(0x7F800000)), np.int32(113 << 23))
+    return np.int32(exponent - np.int32((UNIT_EXPONENT - 15) << 23))
 
 
 @compile_loop
@@ -123,7 +126,8 @@ def load_parameter(kind: Any, master: Any, address: Any, kept: Any, n: Any, out:
         low = carray(pointer_i16(kept), (n,))
         if kind == FLOAT16:
             for i in range(n):
-                out[i] = half_to_float(p[i]) + np.float32(low[i]) * half_unit(p[i], np.int32(-1))
+                shown = half_to_float(p[i])
+                out[i] = shown + np.float32(low[i]) * bits_float(unit_bits(shown))
         else:
             for i in range(n):
                 out[i] = bits_float(np.int32((np.int32(p[i]) << np.int32(16)) + np.int32(low[i])))
@@ -165,10 +169,12 @@ def store_parameter(kind: Any, master: Any, address: Any, kept: Any, n: Any, w: 
             for i in range(n):
                 value = rint(w[i] * _UP) * _DOWN
                 half = float_to_half(value)
+                shown = half_to_float(half)
                 finite = (half & np.uint16(0x7C00)) != np.uint16(0x7C00)
-                difference = (value - half_to_float(half)) if finite else _ZERO
+                difference = (value - shown) if finite else _ZERO
                 p[i] = half
-                low[i] = np.int16(difference * half_unit(half, np.int32(1)))
+                # The reciprocal of a power of two: exponent fields of both add up to 254.
+                low[i] = np.int16(difference * bits_float(np.int32(np.int32(254 << 23) - unit_bits(shown))))
         else:
             for i in range(n):
                 bits = float_bits(w[i])

@@ -104,3 +104,21 @@ def test_what_is_left_alone():
     assert DROPOUT not in [operation.operator for operation in graph.operations]
     handed_in = counter_dropout(trace(Dropped(0.5, native=False), (x.requires_grad_(),), mode="backward"))
     assert DROPOUT not in [operation.operator for operation in handed_in.operations]
+
+
+@pytest.mark.slow
+def test_a_whole_layer_is_the_same_on_the_cpu_and_in_triton():
+    pytest.importorskip("triton")
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(24, 3, 48, dropout=0.2, activation="gelu", batch_first=True)
+    x, incoming = torch.randn(2, 13, 24, requires_grad=True), torch.randn(2, 13, 24)
+    made = plan(counter_dropout(trace(layer, (x,), mode="joint")), time_limit=1)
+    assert [operation.operator for operation in made.graph.operations].count(DROPOUT) >= 6
+    results = []
+    for kernels in ("aten", "triton"):
+        run = ArenaRuntime(made, kernels=kernels)
+        torch.manual_seed(1)
+        output, gradients = run(x, incoming, poison=True)
+        results.append([output.clone(), *(item.clone() for item in gradients.values())])
+    for one, two in zip(*results, strict=True):
+        assert (one - two).norm() <= 1e-5 * max(two.norm().item(), 1e-2)

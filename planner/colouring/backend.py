@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from planner.colouring import first_fit_kernel, search_kernel
+from planner.loops import compiled_loop
 
 SAFE_TOTAL = 2**50
 """Compiled loops add sizes and multiply offsets by up to 2**10 in 64 bits; larger totals stay interpreted."""
@@ -44,7 +45,7 @@ def _repeated(count: int, value: int) -> list[int]:
 def compiled() -> Backend | None:
     """Return the numba backend, or ``None`` where numba is not installed. Compiles at first use, then from disk."""
     try:
-        import numba
+        import numba  # noqa: F401
         import numpy as np
     except ImportError:
         return None
@@ -55,7 +56,7 @@ def compiled() -> Backend | None:
     def full(count: int, value: int) -> Any:
         return np.full(count, value, dtype=np.int64)
 
-    advance = numba.njit(cache=True, error_model="numpy")(search_kernel.advance)
+    advance = compiled_loop()(search_kernel.advance)
     return Backend(advance, array, full, 20_000)
 
 
@@ -69,8 +70,8 @@ def loaded() -> Backend:
 def compiled_first_fit() -> Callable[..., int] | None:
     """Return ``first_fit_kernel.place`` compiled, or ``None`` where numba is not installed."""
     try:
-        import numba
+        import numba  # noqa: F401
     except ImportError:
         return None
-    place: Callable[..., int] = numba.njit(cache=True, error_model="numpy")(first_fit_kernel.place)
+    place: Callable[..., int] = compiled_loop()(first_fit_kernel.place)
     return place

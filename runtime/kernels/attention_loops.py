@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
+
+from planner.loops import compiled_loop
 
 #: Multipliers and key increments of Philox4x32 (Salmon et al., 2011, table 2).
 PHILOX = (0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85)
@@ -81,7 +82,7 @@ def _narrow_exponential(x: Any) -> Any:
     return _ZERO if x < _LEAST else value
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled_loop(nogil=True)
 def random_words(words: Any, low: Any, high: Any, counter: Any, groups: int) -> None:
     """``words[4 g + w] = word w`` of the counter ``counter + g``, for ``groups`` of them; 31 bits each."""
     for g in range(groups):
@@ -132,7 +133,7 @@ def _narrow_largest(row: Any) -> Any:
     return _float_of_bits(most ^ ((most >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+@compiled_loop(nogil=True, fastmath={"contract", "reassoc", "nsz"})
 def _exponentials(row: Any, most: Any) -> Any:
     """``row = exp(row − most)``; their sum."""
     total = most * 0
@@ -143,7 +144,7 @@ def _exponentials(row: Any, most: Any) -> Any:
     return total
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled_loop(nogil=True)
 def _add_bias(row: Any, bias: Any) -> None:
     """``row += bias``, and −∞ where the bias is −∞, whatever the row holds there."""
     for j in range(row.shape[0]):
@@ -151,13 +152,13 @@ def _add_bias(row: Any, bias: Any) -> None:
         row[j] = b if b == -np.inf else row[j] + b
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled_loop(nogil=True)
 def _keep(row: Any, words: Any, threshold: Any) -> None:
     for j in range(row.shape[0]):
         row[j] = row[j] if words[j] >= threshold else 0
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled_loop(nogil=True)
 def softmax_tile(
     scores: Any,
     bias: Any,
@@ -209,7 +210,7 @@ def softmax_tile(
                 _keep(row, words, limit)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@compiled_loop(nogil=True, fastmath={"contract"})
 def _gradients(row: Any, dp: Any, lse: Any, delta: Any) -> None:
     for j in range(row.shape[0]):
         p = _exponential(row[j] - lse)
@@ -217,7 +218,7 @@ def _gradients(row: Any, dp: Any, lse: Any, delta: Any) -> None:
         dp[j] = 0 if p == 0 else p * (dp[j] - delta)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@compiled_loop(nogil=True, fastmath={"contract"})
 def _dropped_gradients(row: Any, dp: Any, lse: Any, delta: Any, words: Any, threshold: Any, factor: Any) -> None:
     for j in range(row.shape[0]):
         p = _exponential(row[j] - lse)
@@ -227,7 +228,7 @@ def _dropped_gradients(row: Any, dp: Any, lse: Any, delta: Any, words: Any, thre
         dp[j] = 0 if p == 0 else p * (g - delta)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled_loop(nogil=True)
 def softmax_backward_tile(
     scores: Any,
     dp: Any,
@@ -272,7 +273,7 @@ def softmax_backward_tile(
                 _gradients(row, gradient, lse[g, i], delta[g, i])
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled_loop(nogil=True)
 def take_nonfinite(total: Any, weights: Any, values: Any, clean: Any, alpha: float) -> None:
     """``clean = values`` without its NaN and infinities, whose products with weights other than 0 go to ``total``.
 
@@ -293,7 +294,7 @@ def take_nonfinite(total: Any, weights: Any, values: Any, clean: Any, alpha: flo
                 clean[g, j, c] = 0
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled_loop(nogil=True)
 def finish_rows(out: Any, most: Any, total: Any, factor: float) -> None:
     """``out = factor · out / total`` and ``most += log(total)``; a row without keys gives 0 and +∞."""
     for g in range(out.shape[0]):

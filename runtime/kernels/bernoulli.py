@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from planner.graph import Operation
+from planner.loops import compiled_loop
 from runtime.kernels.aten import bind_aten
 from runtime.kernels.binding import Call, Context
 from runtime.kernels.compiled import array
@@ -66,10 +67,9 @@ def _draw(found: Engine, output: torch.Tensor, keep: float) -> Call:
 @cache
 def _compiled() -> Callable[..., Any] | None:
     try:
-        import numba
+        made: Callable[..., Any] = compiled_loop(nogil=True)(bernoulli)
     except ImportError:
         return None
-    made: Callable[..., Any] = numba.njit(nogil=True, error_model="numpy", cache=True)(bernoulli)
     return made
 
 

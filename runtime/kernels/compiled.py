@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from planner.loops import compiled_loop
 from runtime.kernels import row_kernel
 
 #: Sums may be reordered into vector lanes and products fused with sums; NaN and infinities stay what they are.
@@ -17,13 +18,11 @@ REORDERED = frozenset({"reassoc", "contract", "nsz", "arcp"})
 @cache
 def compiled(name: str) -> Callable[..., Any] | None:
     """A function of `row_kernel`, compiled at its first call and then kept on disk, or ``None`` without numba."""
+    reordered = set(REORDERED) if name.startswith("normalise") else False
     try:
-        import numba
+        function: Callable[..., Any] = compiled_loop(nogil=True, fastmath=reordered)(getattr(row_kernel, name))
     except ImportError:
         return None
-    function: Callable[..., Any] = numba.njit(
-        cache=True, nogil=True, error_model="numpy", fastmath=set(REORDERED) if name.startswith("normalise") else False
-    )(getattr(row_kernel, name))
     return function
 
 

@@ -69,4 +69,5 @@ def _fill(loop: Callable[..., Any], chosen: Dropout, flags: Any, words: Any, fir
 def _loop() -> Callable[..., Any]:
     from runtime.kernels.dropout_loop import drop_rows
 
-    return drop_rows
+    loop: Callable[..., Any] = drop_rows
+    return loop

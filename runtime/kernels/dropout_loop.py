@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
-
+from planner.loops import compiled_loop
 from runtime.kernels.attention_loops import random_words
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled_loop(nogil=True)
 def drop_rows(flags: Any, words: Any, low: Any, high: Any, first: int, least: int) -> None:
     """``flags[i, j] = 1`` where the word of row ``first + i`` and column ``j`` is below ``least``."""
     rows, width = flags.shape

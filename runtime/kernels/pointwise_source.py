@@ -116,9 +116,11 @@ def compiled(signature: Signature) -> int | None:
     # The text was written above, from a table, around checked numbers.
     exec(compile(text, str(path) if path else "<arenaplan.pointwise>", "exec"), namespace)  # noqa: S102
     kinds: Any = numba.types
-    made: Any = numba.cfunc(kinds.void(kinds.CPointer(kinds.int64)), cache=path is not None, error_model="numpy")(
-        namespace["loop"]
-    )
+    signed = kinds.void(kinds.CPointer(kinds.int64))
+    try:
+        made: Any = numba.cfunc(signed, cache=path is not None, error_model="numpy")(namespace["loop"])
+    except RuntimeError:  # numba may write nowhere, though the source could be
+        made = numba.cfunc(signed, error_model="numpy")(namespace["loop"])
     return int(made.address)
 
 

@@ -13,6 +13,8 @@ import numba as numba_package
 from numba import extending
 from numba import types as numba_types
 
+from planner.loops import compiled_loop
+
 #: numba declares what is compiled, not what is called.
 numba: Any = numba_package
 types: Any = numba_types
@@ -28,7 +30,7 @@ def intrinsic(function: Function) -> Function:
 
 def compile_loop(function: Function) -> Function:
     """Compile at the first call, then from disk; other threads go on meanwhile."""
-    return cast("Function", numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+    return cast("Function", compiled_loop(nogil=True)(function))
 
 
 _HALF, _FLOAT, _I16, _I32 = ll.HalfType(), ll.FloatType(), ll.IntType(16), ll.IntType(32)

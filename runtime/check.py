@@ -195,14 +195,14 @@ def spread(plan: Plan) -> Plan:
 def _noise_floor(reference: dict[str, Any]) -> float:
     """A part of the largest gradient's norm: a gradient that is zero but for rounding is held to that.
 
-    A thousandth, or the dtype's rounding where that is larger.
+    A hundredth, or the dtype's rounding where that is larger: terms as large as those of other gradients cancel in it.
     """
     gradients = [
         item.detach()
         for name, item in reference.items()
         if isinstance(item, torch.Tensor) and not name.startswith("output.") and item.is_floating_point()
     ]
-    norms = [max(1e-3, torch.finfo(item.dtype).eps) * item.double().norm().item() for item in gradients]
+    norms = [max(1e-2, torch.finfo(item.dtype).eps) * item.double().norm().item() for item in gradients]
     return max((norm for norm in norms if math.isfinite(norm)), default=0.0)
 
 
@@ -313,9 +313,11 @@ def _eager_peak(module: Callable[..., Any], values: Any, graph: Graph, loss: Cal
         differentiable = [item for item in outputs if item.requires_grad]
         return torch.autograd.grad(differentiable, targets, incoming, allow_unused=True)
 
-    kept = [forward()]
-    incoming = None if loss is not None else [torch.ones_like(item) for item in kept[0] if item.requires_grad]
+    outputs = forward()
+    incoming = None if loss is not None else [torch.ones_like(item) for item in outputs if item.requires_grad]
+    del outputs
     if graph.mode == "backward":
-        return allocations(lambda: gradients(kept.pop(), incoming)).peak_nbytes
-    kept.clear()
+        kept: list[list[torch.Tensor]] = []
+        run = allocations(lambda: gradients(kept.pop(), incoming), before=lambda: kept.append(forward()))
+        return run.peak_nbytes
     return allocations(lambda: gradients(forward(), incoming)).peak_nbytes

@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
+
+#: Name of the profiler's event behind which events count.
+_START = "arenaplan.start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +31,25 @@ class Allocations:
     held_nbytes: int
 
 
-def allocations(call: Callable[[], object]) -> Allocations:
-    """Run ``call`` once under torch.profiler and count its CPU allocator events."""
+def allocations(call: Callable[[], object], *, before: Callable[[], object] | None = None) -> Allocations:
+    """Run ``call`` once under torch.profiler and count its CPU allocator events.
+
+    Args:
+        call: what is counted.
+        before: run first, uncounted. The profiler does not see memory freed that it did not see allocated: what
+            ``call`` frees of this counts only if it was allocated in here.
+    """
     with _silent_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        made = None if before is None else before()
+        with record_function(_START):
+            pass
         kept = call()
     events = profiler.profiler.kineto_results.events() if profiler.profiler is not None else []
-    sizes = [event.nbytes() for event in sorted(events, key=lambda e: e.start_ns()) if event.name() == "[memory]"]
-    del kept
+    # Two events of one nanosecond keep their order.
+    ordered = sorted(events, key=lambda event: event.start_ns())
+    start = next((event.start_ns() for event in ordered if event.name() == _START), 0)
+    sizes = [event.nbytes() for event in ordered if event.name() == "[memory]" and event.start_ns() >= start]
+    del kept, made
     live = peak = 0
     for size in sizes:
         live += size

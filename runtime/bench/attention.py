@@ -175,5 +175,9 @@ def _autograd_memory(case: _Case, function: Callable[[torch.Tensor], torch.Tenso
     """Bytes the forward leaves for the backward, and what the backward allocates."""
     kept: list[torch.Tensor] = []
     forward = allocations(lambda: kept.append(function(case.x)))
-    backward = allocations(lambda: torch.autograd.grad(kept[0], case.owned(function), case.incoming))
+    kept.clear()
+    backward = allocations(
+        lambda: torch.autograd.grad(kept[0], case.owned(function), case.incoming),
+        before=lambda: kept.append(function(case.x)),
+    )
     return forward.held_nbytes, backward

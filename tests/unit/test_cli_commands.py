@@ -109,7 +109,6 @@ def test_text_output_fits_80_columns() -> None:
         ([*SMALL, "--budget", "-3"], ["budget"]),
         ([*SMALL, "--alignment", "100"], ["alignment", "power of two"]),
         ([*SMALL, "--strategy", "sliced", "--slices", "0"], ["slices"]),
-        ([*SMALL, "--strategy", "fused"], ["fused"]),
         ([*SMALL, "--device", "cuda"], ["cuda", "cpu"]),
         ([*SMALL, "--device", "tpu"], ["tpu", "cpu"]),
     ],

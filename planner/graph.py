@@ -55,10 +55,21 @@ class Role(StrEnum):
     OUTPUT = "output"
     GRADIENT = "gradient"
     PARAMETER_GRADIENT = "parameter_gradient"
+    OPTIMIZER_STATE = "optimizer_state"
 
 
 #: Roles filled by the caller before the first step.
-FILLED_ROLES = frozenset({Role.PARAMETER, Role.BUFFER, Role.INPUT, Role.SAVED, Role.GRAD_OUTPUT, Role.CONSTANT})
+FILLED_ROLES = frozenset(
+    {
+        Role.PARAMETER,
+        Role.BUFFER,
+        Role.INPUT,
+        Role.SAVED,
+        Role.GRAD_OUTPUT,
+        Role.CONSTANT,
+        Role.OPTIMIZER_STATE,
+    }
+)
 #: Filled roles whose bytes become free space after their last use.
 DONATED_ROLES = frozenset({Role.INPUT, Role.SAVED, Role.GRAD_OUTPUT})
 #: Roles the caller reads after the last step.

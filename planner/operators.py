@@ -22,6 +22,8 @@ POINTWISE = "arenaplan.pointwise"
 CROSS_ENTROPY_BACKWARD = "arenaplan.cross_entropy_backward"
 #: ``(x, seed, p, scale)`` → x · scale where kept, else 0.
 DROPOUT = "arenaplan.dropout"
+CHECK_GRADIENTS = "arenaplan.check_gradients"
+UPDATE = "arenaplan.update"
 
 #: Rows, columns and depth of the float32 tiles a 16-bit product is computed in on a CPU.
 HALF_TILE = 512

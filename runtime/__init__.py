@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from runtime.arena import Arena
     from runtime.executor import ArenaRuntime
+    from runtime.mixed_precision import initialize
     from runtime.training import TrainingStep
 
-_HOMES = {"Arena": "runtime.arena", "ArenaRuntime": "runtime.executor", "TrainingStep": "runtime.training"}
+_HOMES = {
+    "Arena": "runtime.arena",
+    "ArenaRuntime": "runtime.executor",
+    "TrainingStep": "runtime.training",
+    "initialize": "runtime.mixed_precision",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -24,4 +30,4 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_HOMES[name]), name)
 
 
-__all__ = ["Arena", "ArenaRuntime", "TrainingStep"]
+__all__ = ["Arena", "ArenaRuntime", "TrainingStep", "initialize"]

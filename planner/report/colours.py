@@ -22,6 +22,7 @@ ROLE_COLOURS: Mapping[Role, str] = MappingProxyType(
         Role.OUTPUT: "#8dbed8",
         Role.GRADIENT: "#a464f3",
         Role.PARAMETER_GRADIENT: "#cfa794",
+        Role.OPTIMIZER_STATE: "#82046c",
     }
 )
 #: For groups without an order of their own (dtypes, a few modules), most distinct first.

@@ -46,6 +46,7 @@ _ROLE_KEYS: Mapping[str, str] = MappingProxyType(
         Role.OUTPUT: "O",
         Role.GRADIENT: "g",
         Role.PARAMETER_GRADIENT: "p",
+        Role.OPTIMIZER_STATE: "o",
     }
 )
 _BARS = " ▁▂▃▄▅▆▇█"

@@ -22,7 +22,7 @@ from planner.report.colours import PALETTE, ROLE_COLOURS, role_text
 from planner.report.difference import difference, difference_lines
 from planner.report.facts import find_tensor, first_writers, live_nbytes
 
-_OWNED = (Role.PARAMETER, Role.BUFFER)
+_OWNED = (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE)
 
 
 def page_data(

@@ -244,6 +244,35 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.link = False
         self._build()
 
+    @torch.no_grad()
+    def convert(self, dtype: torch.dtype) -> None:
+        """Convert FP32 parameters to a 16-bit dtype; their values move into the masters, exactly where one is kept.
+
+        Gradients are dropped; moments stay as they are.
+        """
+        wide = {id(p): p for p in self._parameters() if p.dtype is torch.float32}
+        exact = {key: parameter.detach().clone() for key, parameter in wide.items()}
+        narrow: dict[Any, torch.Tensor] = {}
+        for key, parameter in wide.items():
+            place = (parameter.data_ptr(), parameter.shape, parameter.stride())  # tied parameters stay tied
+            parameter.grad = None
+            parameter.data = narrow.setdefault(place if parameter.numel() else key, exact[key].to(dtype))
+        self._build()
+        for key, parameter in wide.items():
+            if parameter in self._slots:
+                self.set_master(parameter, exact[key])
+
+    def refresh(self) -> None:
+        """Show the states where they lie now, after their blocks were moved."""
+        self._publish()
+
+    def record(self, found: bool, norm: float | None, launches: int) -> None:
+        """Take note of a step that was taken elsewhere, on the same memory: what `step` itself would have noted."""
+        self._last_found, self._last_norm = found, norm
+        self._skipped = self._skipped + found
+        self.launches = 0 if found else launches
+        self._opt_called = True  # what torch's schedulers look at
+
     def state_blocks(self) -> dict[str, torch.Tensor]:
         """The flat states, by device, dtype of the parameters and name, such as ``cpu.float16.exp_avg``."""
         return {

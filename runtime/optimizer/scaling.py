@@ -95,6 +95,10 @@ class LossScaler:
         self._unscaled[id(optimizer)] = finite
         return finite
 
+    def note(self, stepped: bool) -> None:
+        """Take note of an optimizer step that was taken, or skipped, elsewhere; `update` then reckons with it."""
+        self._found.append(not stepped)
+
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Step the optimizer with unscaled gradients, unless one of them is not finite; whether it stepped.
 

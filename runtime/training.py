@@ -12,19 +12,29 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
+from planner.budget import parse_nbytes
+from planner.errors import BudgetError
 from planner.graph import Port, Role
 from planner.pipeline import plan
 from planner.plan import Plan
 from planner.trace import trace
+from planner.update import with_own_gradients, with_update
 from runtime.arena import Arena
 from runtime.errors import ArenaError, InputError
 from runtime.executor import ArenaRuntime
+from runtime.mixed_precision import Amp, initialize
+from runtime.optimizer.base import FusedOptimizer
+from runtime.optimizer.planned import PlannedUpdate
+from runtime.optimizer.scaling import LossScaler
 
 #: Batch shapes a step keeps plans for; the one unused for longest is planned again when it comes back.
 MOST_SHAPES = 8
 #: Losses of this many steps lie in one block of their own, so that a loss the caller keeps is never overwritten.
 LOSS_BLOCK = 1024
 _PREFIX = "model."
+_SCALE = "loss_scale"
+#: Every offset is a multiple of it.
+_ALIGNMENT = 256
 
 Batch = Sequence[Any] | Mapping[str, Any] | torch.Tensor
 
@@ -38,7 +48,11 @@ class TrainingStep:
             batch that is a tuple, the whole batch if it is a dict. ``None`` if the model returns its own loss (a
             scalar, or an output with ``loss``).
         example_batch: a tuple of the model's positional inputs and the target, or a dict of keyword inputs.
-        optimizer: if given, every step ends with ``optimizer.step()`` and cleared gradients.
+        optimizer: if given, every step ends with its update and cleared gradients. The update of a fused optimizer
+            (`runtime.optimizer`) is part of the plan on a CPU, its states lie in the arena, and ``optimizer.step()`` is
+            not called; any other optimizer's ``step()`` follows the plan.
+        precision: ``"fp32"``, ``"fp16"`` or ``"bf16"``: as `runtime.initialize`, which converts model and optimizer.
+        scaler: of the loss; by default a `LossScaler` for ``"fp16"``, and none otherwise.
         device, strategy, budget, recompute: as `planner.plan`.
         attention: as `planner.trace`: ``"fused"`` holds no attention matrix where the model calls PyTorch's attention.
         progress: called with a line of text while planning.
@@ -57,6 +71,8 @@ class TrainingStep:
         example_batch: Batch,
         *,
         optimizer: torch.optim.Optimizer | None = None,
+        precision: str = "fp32",
+        scaler: LossScaler | None = None,
         device: str = "cpu",
         strategy: str = "auto",
         attention: str = "math",
@@ -66,7 +82,6 @@ class TrainingStep:
     ) -> None:
         self.model = model
         self.optimizer = optimizer
-        self._program = _Program(model, loss_fn)
         self._options: dict[str, Any] = {"strategy": strategy, "budget": budget, "recompute": recompute}
         self._attention = attention
         self._device = device
@@ -76,6 +91,11 @@ class TrainingStep:
         self._held: dict[str, torch.Tensor] = {}
         self._losses: list[torch.Tensor] = []
         self._parameters = dict(model.named_parameters())
+        self.amp = self._initialized(precision, scaler)
+        scaled = self.amp is not None and self.amp.scaler.enabled
+        self._program = _Program(model, loss_fn, scaled=scaled)
+        self._update = self._planned_update(scaled)
+        self._stepped = True
         # The hook gets an attribute set by PyTorch, which a bound method cannot have.
         self._hook = model.register_state_dict_post_hook(partial(self._detach_state))  # type: ignore[no-untyped-call]
         self._run(_as_inputs(example_batch))
@@ -88,18 +108,34 @@ class TrainingStep:
     def __call__(self, batch: Batch) -> torch.Tensor:
         """Run one step and return its loss, a scalar tensor without gradient."""
         inputs = _as_inputs(batch)
+        self._prepare()
         run = self._run(inputs)
         held = self._hold(run)
         leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
         run.load(*leaves)
         run.execute()
         run.write_back(leaves)
-        self._attach(run, held)
         loss = self._keep(run)
+        if self._update is not None:
+            self._stepped = self._update.finish()
+            return loss
+        self._attach(run, held)
         if self.optimizer is not None:
-            self.optimizer.step()
+            self._stepped = self.amp is None or self.amp.step()
+            if self.amp is None:
+                self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
         return loss
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the last step changed the parameters: not if gradients overflowed and the loss scale went down."""
+        return self._stepped
+
+    @property
+    def scaler(self) -> LossScaler | None:
+        """The loss scale; ``None`` without an optimizer."""
+        return None if self.amp is None else self.amp.scaler
 
     def state_dict(self) -> dict[str, Any]:
         """The model's state, in tensors of their own that hold nothing but their elements."""
@@ -112,16 +148,23 @@ class TrainingStep:
     def release(self) -> None:
         """Give the model memory of its own again and free the arena."""
         with torch.no_grad():
-            for tensor in [*self.model.parameters(), *self.model.buffers()]:
+            for tensor in self._tensors():
                 tensor.grad = None
                 if self._lies_in_arena(tensor):
                     tensor.data = tensor.data.clone()
+        if self._update is not None:
+            self._update.moved()
         self._hook.remove()
         self._runs.clear()
         self._arena = None
 
     def _run(self, inputs: tuple[Any, ...] | dict[str, Any]) -> ArenaRuntime:
         """The runtime for a batch of this shape, its states linked to the model's tensors."""
+        if self._update is not None and not self._update.is_current:
+            self._unlink()  # the optimizer was rebuilt, by a new parameter group or a loaded state of other kind
+            self._runs.clear()
+            self._update = self._planned_update("loss_scale" in dict(self._program.named_buffers()))
+            self._prepare()
         key = _shape_of(inputs)
         run = self._runs.get(key)
         if run is None:
@@ -135,10 +178,72 @@ class TrainingStep:
 
     def _planned(self, inputs: tuple[Any, ...] | dict[str, Any]) -> ArenaRuntime:
         graph = trace(self._program, inputs, loss=_identity, mode="joint", attention=self._attention)
-        made = plan(graph, progress=self._progress, **self._options)
+        if self._update is None:
+            made = plan(graph, progress=self._progress, **self._options)
+        else:
+            graph = with_own_gradients(graph, self._update.parameters)
+            made = self._with_update(partial(plan, graph, progress=self._progress, alignment=_ALIGNMENT))
         if self._arena is None or self._arena.nbytes < made.arena_nbytes:
             self._grow(made)
         return ArenaRuntime(made, device=self._device, arena=self._arena)
+
+    def _with_update(self, planned: Callable[..., Plan]) -> Plan:
+        """The plan that ends with the update, the budget being that of both together."""
+        update = self._update
+        if update is None:
+            return planned(**self._options)
+        states_nbytes = update.description.nbytes(_ALIGNMENT)
+        budget = self._options["budget"]
+        if budget is None:
+            return with_update(planned(**self._options), update.description, update.bindings)
+        try:
+            made = planned(**{**self._options, "budget": max(parse_nbytes(budget) - states_nbytes, 0)})
+        except BudgetError as error:
+            largest = tuple(zip(error.bottleneck, error.bottleneck_nbytes, strict=True))
+            least = error.least_nbytes + states_nbytes
+            raise BudgetError(
+                parse_nbytes(budget), least, error.step, error.operation, error.source, largest
+            ) from error
+        return with_update(made, update.description, update.bindings)
+
+    def _initialized(self, precision: str, scaler: LossScaler | None) -> Amp | None:
+        """Model and optimizer in the precision asked for."""
+        if self.optimizer is None:
+            if precision != "fp32" or scaler is not None:
+                raise InputError("optimizer", f"precision={precision!r} needs one, which keeps what 16 bits cannot hold")
+            return None
+        _, self.optimizer, amp = initialize(self.model, self.optimizer, precision, scaler=scaler)
+        return amp
+
+    def _planned_update(self, scaled: bool) -> PlannedUpdate | None:
+        """The update as part of the plan, for a fused optimizer on a CPU."""
+        if not isinstance(self.optimizer, FusedOptimizer) or self.amp is None:
+            return None
+        if torch.device(self._device).type != "cpu":
+            self.optimizer.follow()
+            return None
+        names = {id(parameter): _PREFIX + name for name, parameter in self.model.named_parameters()}
+        return PlannedUpdate(self.optimizer, names, self.amp.scaler, _SCALE if scaled else None)
+
+    def _prepare(self) -> None:
+        """Write the loss scale and the optimizer's settings where the plan reads them."""
+        if self.amp is not None and self.amp.scaler.enabled:
+            self._program.loss_scale.numpy()[()] = self.amp.scaler.get_scale()
+        if self._update is None:
+            return
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                raise InputError(
+                    f"{name}.grad",
+                    "it holds a gradient that a step with a planned update would lose; call optimizer.zero_grad() first, "
+                    "or leave the optimizer out of the step to accumulate",
+                )
+        self._update.prepare()
+
+    def _tensors(self) -> list[torch.Tensor]:
+        """Everything of the model's and the optimizer's that may lie in the arena."""
+        states = [] if self._update is None else list(self._update.bindings.values())
+        return [*self._program.parameters(), *self._program.buffers(), *states]
 
     def _grow(self, made: Plan) -> None:
         """A larger arena; the other shapes' runtimes are bound to it when they are next used."""
@@ -151,7 +256,7 @@ class TrainingStep:
     def _unlink(self) -> None:
         """Move what lies in the arena out of it, before the arena goes."""
         with torch.no_grad():
-            for tensor in [*self.model.parameters(), *self.model.buffers()]:
+            for tensor in self._tensors():
                 if self._lies_in_arena(tensor):
                     tensor.data = tensor.data.clone()
                 if tensor.grad is not None and self._lies_in_arena(tensor.grad):
@@ -159,11 +264,15 @@ class TrainingStep:
 
     def _link(self, run: ArenaRuntime) -> None:
         """Let parameters and buffers be views of the arena; values move with them."""
+        moved = False
         for view, live in run.linked_states():
             if live.data_ptr() != view.data_ptr():
                 with torch.no_grad():
                     view.copy_(live)
                     live.data = view
+                moved = True
+        if moved and self._update is not None:
+            self._update.moved()
 
     def _hold(self, run: ArenaRuntime) -> dict[str, torch.Tensor]:
         """Gradients that this step has to add to, kept where it does not overwrite them."""
@@ -218,14 +327,22 @@ class TrainingStep:
 class _Program(nn.Module):
     """The model and its loss as one module of the batch."""
 
-    def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None) -> None:
+    loss_scale: torch.Tensor
+
+    def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None, *, scaled: bool = False) -> None:
         super().__init__()
+        if scaled:
+            self.register_buffer(_SCALE, torch.ones(()), persistent=False)
         self.model = model
         self.loss_fn = loss_fn
         self.takes_target = loss_fn is not None and _positional(loss_fn) != 1
 
     def forward(self, *items: Any, **named: Any) -> Any:
-        """Loss of a batch given as positional or keyword inputs."""
+        """Loss of a batch given as positional or keyword inputs; its gradient starts at the loss scale, if any."""
+        loss = self._loss(*items, **named)
+        return _scaled_backward(loss, self.loss_scale) if _SCALE in self._buffers else loss
+
+    def _loss(self, *items: Any, **named: Any) -> Any:
         if named or not items:
             outputs, target = self.model(**named), named
         elif self.takes_target:
@@ -235,6 +352,25 @@ class _Program(nn.Module):
         if self.loss_fn is None:
             return _own_loss(outputs)
         return self.loss_fn(outputs, target) if self.takes_target else self.loss_fn(outputs)
+
+
+class _ScaledBackward(torch.autograd.Function):
+    """The loss itself; in the backward its gradient is multiplied by the scale."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(scale)
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        (scale,) = ctx.saved_tensors
+        return gradient * scale, None
+
+
+def _scaled_backward(loss: Any, scale: torch.Tensor) -> Any:
+    full = loss.float() if isinstance(loss, torch.Tensor) and loss.dtype in (torch.float16, torch.bfloat16) else loss
+    return _ScaledBackward.apply(full, scale)  # type: ignore[no-untyped-call]
 
 
 def _positional(function: Callable[..., Any]) -> int:

@@ -9,12 +9,14 @@ from planner.flash import ATTENTION, ATTENTION_BACKWARD, ATTENTION_DELTA
 from planner.graph import Operation
 from planner.operators import (
     ARANGE,
+    CHECK_GRADIENTS,
     COPY,
     CROSS_ENTROPY_BACKWARD,
     DROPOUT,
     FILL,
     MATMUL,
     POINTWISE,
+    UPDATE,
     base_name,
     is_elementwise,
 )
@@ -34,6 +36,7 @@ from runtime.kernels import (
     matmul,
     pointwise,
     reduction,
+    update,
 )
 from runtime.kernels.binding import Binder, Call, Context
 
@@ -50,6 +53,8 @@ TABLE: Mapping[str, Binder] = MappingProxyType(
         FILL: basic.bind_fill,
         MATMUL: matmul.bind_matmul,
         POINTWISE: pointwise.bind_pointwise,
+        CHECK_GRADIENTS: update.bind_check,
+        UPDATE: update.bind_update,
     }
 )
 

@@ -186,6 +186,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         return scaled or any(workspace.dtype is torch.float16 for workspace in self._workspaces)
 
     @property
+    def workspaces(self) -> tuple[Workspace, ...]:
+        """Parameters and states by device and dtype."""
+        return self._workspaces
+
+    @property
     def skipped_steps(self) -> int:
         """Steps that changed nothing because a gradient was not finite."""
         return int(self._skipped)

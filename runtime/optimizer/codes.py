@@ -11,6 +11,8 @@ NONE, MASTER, SPLIT, STOCHASTIC = 0, 1, 2, 3
 FULL, BYTES = 0, 1
 #: Rules.
 ADAM, SGD = 0, 1
+#: Their names in a plan.
+RULES = {"adam": ADAM, "sgd": SGD}
 
 #: Elements worked on at once in a core's first cache, and elements that share a scale where moments are 8-bit.
 TILE = 256

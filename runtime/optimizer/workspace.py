@@ -87,6 +87,8 @@ class Workspace:
         link: bool,
         alignment: int,
         backend: Any,
+        blocks: dict[str, torch.Tensor] | None = None,
+        steps: torch.Tensor | None = None,
     ) -> None:
         sample = slots[0].parameter
         self.device, self.dtype = sample.device, sample.dtype
@@ -101,8 +103,10 @@ class Workspace:
         for slot, segment in zip(self.slots, segments, strict=True):
             slot.segment = segment
         self.length = segments[-1].offset + segments[-1].room
-        self.steps = torch.zeros(len(slots), dtype=torch.float32, device=self.device)
-        self.blocks = self._blocks()
+        if steps is None:
+            steps = torch.zeros(len(slots), dtype=torch.float32, device=self.device)
+        self.steps = steps
+        self.blocks = self._blocks() if blocks is None else blocks
         self._classes: Any = np.zeros(len(slots), dtype=np.int64)
         self._addresses: tuple[list[int], list[int]] | None = None
         self._groups = [slot.group for slot in slots]

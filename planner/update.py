@@ -130,9 +130,7 @@ def with_own_gradients(graph: Graph, names: frozenset[str]) -> Graph:
 
 
 def _layout(tensor: Tensor) -> tuple[object, ...]:
-    steps = tuple(
-        (size, stride) for size, stride in zip(tensor.shape, tensor.strides, strict=True) if size > 1
-    )
+    steps = tuple((size, stride) for size, stride in zip(tensor.shape, tensor.strides, strict=True) if size > 1)
     return (tensor.shape, steps, tensor.dtype)
 
 
@@ -209,9 +207,7 @@ class _Builder:
     def _block(self, block: Block) -> int:
         self.storages.append(Storage(block.name, block.nbytes, Role.OPTIMIZER_STATE))
         shape = (block.numel,)
-        self.tensors.append(
-            Tensor(block.name, len(self.storages) - 1, 0, shape, dense_strides(shape), block.dtype)
-        )
+        self.tensors.append(Tensor(block.name, len(self.storages) - 1, 0, shape, dense_strides(shape), block.dtype))
         self.placements.append(Placement(self._next, 0, self._end))
         self._next += padded(block.nbytes, self._alignment)
         self.states.append(Port(block.name, len(self.tensors) - 1))
@@ -254,9 +250,7 @@ class _Builder:
             ("states", update.states),
         )
         moved = [
-            parameter.tensor
-            for parameter, gradient in zip(parameters, gradients, strict=True)
-            if gradient is not None
+            parameter.tensor for parameter, gradient in zip(parameters, gradients, strict=True) if gradient is not None
         ]
         self.operations.append(
             Operation(

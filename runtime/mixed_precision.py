@@ -69,8 +69,8 @@ class Islands(TorchFunctionMode):
       the normalisations get weight and bias in FP32, so that mean and deviation are kept in FP32 as well.
     - Products get all operands in 16 bits if one of them is.
 
-    Unlike autocast's, the rules are the same on every device, and softmax and normalisations leave 16-bit tensors behind:
-    what waits for the backward is half as large.
+    Unlike autocast's, the rules are the same on every device, and softmax and normalisations leave 16-bit tensors
+    behind: what waits for the backward is half as large.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -113,9 +113,9 @@ class _Enter:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         args, kwargs = converted(args, torch.float32, self.dtype), converted(kwargs, torch.float32, self.dtype)
-        Islands(self.dtype).__enter__()
+        Islands(self.dtype).__enter__()  # type: ignore[no-untyped-call]
         return args, kwargs
 
 
@@ -125,8 +125,8 @@ class _Leave:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
 
-    def __call__(self, module: nn.Module, args: Any, outputs: Any) -> Any:
-        Islands(self.dtype).__exit__(None, None, None)
+    def __call__(self, _module: nn.Module, _args: Any, outputs: Any) -> Any:
+        Islands(self.dtype).__exit__(None, None, None)  # type: ignore[no-untyped-call]
         return converted(outputs, self.dtype, torch.float32)
 
 
@@ -195,11 +195,14 @@ def initialize(
     scaler: LossScaler | None = None,
     master: str = "split",
 ) -> Initialized:
-    """Mixed precision in one line: ``model, optimizer, amp = initialize(model, optimizer, "fp16")``.
+    """Mixed precision in one line: convert the model, wire loss scaling to the fused update.
+
+    ``model, optimizer, amp = initialize(model, optimizer, "fp16")``, then in the loop ``amp.backward(loss)``,
+    ``stepped = amp.step()``, ``optimizer.zero_grad()``.
 
     Args:
-        model: its floating-point parameters become 16-bit, in place; buffers keep their dtype. Its forward takes FP32 or
-            16-bit inputs, runs by the rules of `Islands`, and returns FP32.
+        model: its FP32 parameters become 16-bit, in place; buffers keep their dtype. Its forward takes FP32 or 16-bit
+            inputs, runs by the rules of `Islands`, and returns FP32.
         optimizer: a fused optimizer, over the model's parameters; their FP32 values move into its masters exactly.
             A `torch.optim` AdamW, Adam or SGD is replaced by the fused one of the same settings and state: build
             schedulers on the one that is returned.

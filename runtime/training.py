@@ -94,7 +94,7 @@ class TrainingStep:
         self.amp = self._initialized(precision, scaler)
         scaled = self.amp is not None and self.amp.scaler.enabled
         self._program = _Program(model, loss_fn, scaled=scaled)
-        self._update = self._planned_update(scaled)
+        self._update = self._planned_update()
         self._stepped = True
         # The hook gets an attribute set by PyTorch, which a bound method cannot have.
         self._hook = model.register_state_dict_post_hook(partial(self._detach_state))  # type: ignore[no-untyped-call]
@@ -120,11 +120,9 @@ class TrainingStep:
             self._stepped = self._update.finish()
             return loss
         self._attach(run, held)
-        if self.optimizer is not None:
-            self._stepped = self.amp is None or self.amp.step()
-            if self.amp is None:
-                self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+        if self.amp is not None:
+            self._stepped = self.amp.step()
+            self.amp.optimizer.zero_grad(set_to_none=True)
         return loss
 
     @property
@@ -160,11 +158,6 @@ class TrainingStep:
 
     def _run(self, inputs: tuple[Any, ...] | dict[str, Any]) -> ArenaRuntime:
         """The runtime for a batch of this shape, its states linked to the model's tensors."""
-        if self._update is not None and not self._update.is_current:
-            self._unlink()  # the optimizer was rebuilt, by a new parameter group or a loaded state of other kind
-            self._runs.clear()
-            self._update = self._planned_update("loss_scale" in dict(self._program.named_buffers()))
-            self._prepare()
         key = _shape_of(inputs)
         run = self._runs.get(key)
         if run is None:
@@ -197,7 +190,7 @@ class TrainingStep:
         if budget is None:
             return with_update(planned(**self._options), update.description, update.bindings)
         try:
-            made = planned(**{**self._options, "budget": max(parse_nbytes(budget) - states_nbytes, 0)})
+            made = planned(**{**self._options, "budget": max(parse_nbytes(budget) - states_nbytes, 1)})
         except BudgetError as error:
             largest = tuple(zip(error.bottleneck, error.bottleneck_nbytes, strict=True))
             least = error.least_nbytes + states_nbytes
@@ -210,12 +203,14 @@ class TrainingStep:
         """Model and optimizer in the precision asked for."""
         if self.optimizer is None:
             if precision != "fp32" or scaler is not None:
-                raise InputError("optimizer", f"precision={precision!r} needs one, which keeps what 16 bits cannot hold")
+                raise InputError(
+                    "optimizer", f"precision={precision!r} needs one, which keeps what 16 bits cannot hold"
+                )
             return None
         _, self.optimizer, amp = initialize(self.model, self.optimizer, precision, scaler=scaler)
         return amp
 
-    def _planned_update(self, scaled: bool) -> PlannedUpdate | None:
+    def _planned_update(self) -> PlannedUpdate | None:
         """The update as part of the plan, for a fused optimizer on a CPU."""
         if not isinstance(self.optimizer, FusedOptimizer) or self.amp is None:
             return None
@@ -223,10 +218,14 @@ class TrainingStep:
             self.optimizer.follow()
             return None
         names = {id(parameter): _PREFIX + name for name, parameter in self.model.named_parameters()}
-        return PlannedUpdate(self.optimizer, names, self.amp.scaler, _SCALE if scaled else None)
+        return PlannedUpdate(self.optimizer, names, self.amp.scaler, _SCALE if self.amp.scaler.enabled else None)
 
     def _prepare(self) -> None:
         """Write the loss scale and the optimizer's settings where the plan reads them."""
+        if self._update is not None and not self._update.is_current:
+            self._unlink()  # the optimizer was rebuilt: by a new parameter group, or a loaded state of another kind
+            self._runs.clear()
+            self._update = self._planned_update()
         if self.amp is not None and self.amp.scaler.enabled:
             self._program.loss_scale.numpy()[()] = self.amp.scaler.get_scale()
         if self._update is None:
@@ -235,8 +234,8 @@ class TrainingStep:
             if parameter.grad is not None:
                 raise InputError(
                     f"{name}.grad",
-                    "it holds a gradient that a step with a planned update would lose; call optimizer.zero_grad() first, "
-                    "or leave the optimizer out of the step to accumulate",
+                    "it holds a gradient that a step with a planned update would lose; call optimizer.zero_grad() "
+                    "first, or leave the optimizer out of the step to accumulate",
                 )
         self._update.prepare()
 
@@ -363,7 +362,7 @@ class _ScaledBackward(torch.autograd.Function):
         return loss.view_as(loss)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         (scale,) = ctx.saved_tensors
         return gradient * scale, None
 

@@ -1,4 +1,4 @@
-"""``arenaplan.check_gradients`` and ``arenaplan.update``: the optimizer's update as operations on views of the arena."""
+"""``arenaplan.check_gradients`` and ``arenaplan.update``: the optimizer's update as operations on the arena's views."""
 
 from __future__ import annotations
 
@@ -60,7 +60,12 @@ def bind_update(operation: Operation, context: Context) -> list[Call]:
     options = dict(operation.keywords)
     rule, master, states = (str(options[name]) for name in ("rule", "master", "states"))
     names, groups, seed = options["blocks"], options["groups"], options["seed"]
-    if rule not in codes.RULES or not isinstance(names, tuple) or not isinstance(groups, tuple) or not isinstance(seed, int):
+    if (
+        rule not in codes.RULES
+        or not isinstance(names, tuple)
+        or not isinstance(groups, tuple)
+        or not isinstance(seed, int)
+    ):
         raise ArenaError(f"operation {operation.name}: it is no update that this version knows; plan again")
     held = dict(zip(map(str, names), (view for view in _views(blocks, context) if view is not None), strict=True))
     views = [view for view in _views(parameters, context) if view is not None]

@@ -41,9 +41,7 @@ class PlannedUpdate:
         optimizer.follow()
         self._seen: dict[str, torch.Tensor] = {}
         self.description, self.bindings = self._describe(names, scale)
-        self.parameters = frozenset(
-            name for launch in self.description.launches for name in launch.parameters
-        )
+        self.parameters = frozenset(name for launch in self.description.launches for name in launch.parameters)
 
     def _describe(self, names: Mapping[int, str], scale: str | None) -> tuple[Update, dict[str, torch.Tensor]]:
         optimizer, launches, live = self.optimizer, [], {}
@@ -56,7 +54,9 @@ class PlannedUpdate:
                         f"{slot.name} is two Parameters over the same memory: let both modules hold one and the same"
                     )
                 if id(slot.parameter) not in names:
-                    raise OptimizerError(f"{slot.name} is no parameter of the model: leave it out of the step's optimizer")
+                    raise OptimizerError(
+                        f"{slot.name} is no parameter of the model: leave it out of the step's optimizer"
+                    )
                 order.append(names[id(slot.parameter)])
             held = {f"{_PREFIX}{label}.{name}": block for name, block in space.blocks.items()}
             steps = f"{_PREFIX}{label}.steps"
@@ -80,9 +80,7 @@ class PlannedUpdate:
     @property
     def is_current(self) -> bool:
         """Whether the optimizer still keeps its states where they were described; it may have been rebuilt."""
-        found = [
-            id(block) for space in self.optimizer.workspaces for block in (*space.blocks.values(), space.steps)
-        ]
+        found = [id(block) for space in self.optimizer.workspaces for block in (*space.blocks.values(), space.steps)]
         return found == list(self._kept.values()) and len(self.optimizer.param_groups) == self._rows
 
     @property

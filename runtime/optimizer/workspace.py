@@ -53,7 +53,7 @@ class Slot:
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
         """This parameter's elements of a flat tensor, in its shape and strides."""
-        return flat.as_strided(self.parameter.shape, self.strides, self.segment.offset)
+        return flat.as_strided(self.parameter.shape, self.strides, flat.storage_offset() + self.segment.offset)
 
     def attach(self, parameter: torch.Tensor) -> None:
         """Move a gradient that was just accumulated into the workspace; tied parameters' gradients add up there."""

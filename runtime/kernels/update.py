@@ -11,15 +11,13 @@ import numpy as np
 import torch
 
 from planner.graph import Argument, Operation, TensorRef
-from planner.update import CHECKED, FACTOR, FOUND, MAX_NORM, NORM
+from planner.update import CHECKED, CONTROL_NUMEL, FACTOR, FOUND, MAX_NORM, NORM
 from runtime.errors import ArenaError
 from runtime.kernels.binding import Call, Context
-from runtime.optimizer import codes, compiled
-from runtime.optimizer.aten import AtenBackend
-from runtime.optimizer.compiled import CompiledBackend
+from runtime.optimizer import backends, codes
 from runtime.optimizer.layout import Segment
 from runtime.optimizer.linking import dense_strides
-from runtime.optimizer.precision import KINDS, Precision
+from runtime.optimizer.precision import Precision
 from runtime.optimizer.workspace import Slot, Workspace
 
 _NOWHERE = Segment(0, 0, 0)
@@ -27,57 +25,96 @@ _NOWHERE = Segment(0, 0, 0)
 _MOMENTS = (("exp_avg", True), ("exp_avg_sq", False), ("momentum_buffer", True))
 
 
-def backend_of(dtype: torch.dtype) -> Any:
-    """What runs the update of a dtype on a CPU."""
-    return CompiledBackend() if dtype in KINDS and compiled.available() else AtenBackend()
-
-
 def bind_check(operation: Operation, context: Context) -> list[Call]:
     """Look for infinities and NaN in all gradients, and form their norm, as the control block says."""
-    given, control, scale = operation.arguments
+    given, place, scale = operation.arguments
+    control = context.tensor(place)
+    if control.dtype is not torch.float64 or control.shape != (CONTROL_NUMEL,):
+        raise ArenaError(f"operation {operation.name}: it is no check that this version knows; plan again")
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for view in _views(given, context):
         if view is not None:
             by_dtype.setdefault(view.dtype, []).append(view)
     spaces = [_workspace(views, views, [0] * len(views), Precision("none"), (), 64) for views in by_dtype.values()]
-    place = None if scale is None else context.tensor(scale).numpy().reshape(())
-    return [partial(_check, spaces, context.tensor(control).numpy(), place)]
+    factor = None if scale is None else context.tensor(scale).numpy().reshape(())
+    return [partial(_check, spaces, control.numpy(), factor)]
 
 
 def _check(spaces: Sequence[Workspace], control: Any, scale: Any) -> None:
     found, norm, factor = False, math.nan, 1.0 if scale is None else 1.0 / float(scale)
     if control[CHECKED]:
-        found = any(backend_of(space.dtype).overflow(space) for space in spaces)
+        found = any(space.backend.overflow(space) for space in spaces)
     if not found and math.isfinite(control[MAX_NORM]):
-        norm = math.sqrt(sum(backend_of(space.dtype).squares(space) for space in spaces)) * factor
+        norm = math.sqrt(sum(space.backend.squares(space) for space in spaces)) * factor
         factor *= min(1.0, float(control[MAX_NORM]) / (norm + 1e-6))
     control[FOUND], control[FACTOR], control[NORM] = found, factor, norm
 
 
 def bind_update(operation: Operation, context: Context) -> list[Call]:
-    """Update the parameters of one dtype, all in one launch, unless the check found an overflow."""
-    parameters, gradients, blocks, steps, settings, control = operation.arguments
+    """Update the parameters of one dtype, all in one launch, unless the check found an overflow.
+
+    Raises:
+        ArenaError: an operand is not what the update's layout asks for; the kernels go by addresses, so none may be.
+    """
+    given, gradients, blocks, place, table, control = operation.arguments
     options = dict(operation.keywords)
-    rule, master, states = (str(options[name]) for name in ("rule", "master", "states"))
-    names, groups, seed = options["blocks"], options["groups"], options["seed"]
-    if (
-        rule not in codes.RULES
-        or not isinstance(names, tuple)
-        or not isinstance(groups, tuple)
-        or not isinstance(seed, int)
-    ):
-        raise ArenaError(f"operation {operation.name}: it is no update that this version knows; plan again")
-    held = dict(zip(map(str, names), (view for view in _views(blocks, context) if view is not None), strict=True))
-    views = [view for view in _views(parameters, context) if view is not None]
+    rule, master, states = (str(options.get(name)) for name in ("rule", "master", "states"))
+    names, groups, seed = _texts(options.get("blocks")), _numbers(options.get("groups")), options.get("seed")
+    parameters = [view for view in _views(given, context) if view is not None]
+    steps, settings, signals = (context.tensor(item) for item in (place, table, control))
+    held = dict(zip(names, (view for view in _views(blocks, context) if view is not None), strict=True))
     moments = tuple(item for item in _MOMENTS if item[0] in held)
-    precision = Precision(master, states)
-    alignment = codes.TILE if states == "8bit" else 64
-    numbers = [int(group) for group in groups if isinstance(group, int)]
     space = _workspace(
-        views, _views(gradients, context), numbers, precision, moments, alignment, held, context.tensor(steps)
+        parameters,
+        _views(gradients, context),
+        groups,
+        Precision(master, states),
+        moments,
+        codes.TILE if states == "8bit" else 64,
+        held,
+        steps,
     )
-    rows = context.tensor(settings).numpy().reshape(-1, codes.SETTINGS)
-    return [_Launched(space, codes.RULES[rule], rows, context.tensor(control).numpy(), seed)]
+    rows = settings.numel() // codes.SETTINGS
+    wanted = {"steps": (torch.float32, len(parameters)), **_wanted(space)}
+    found = {"steps": steps, **held}
+    fits = (
+        rule in codes.RULES
+        and isinstance(seed, int)
+        and len(moments) in ((2,) if rule == "adam" else (0, 1))
+        and all(group in range(rows) for group in groups)
+        and settings.dtype == signals.dtype == torch.float64
+        and settings.numel() == rows * codes.SETTINGS
+        and signals.numel() == CONTROL_NUMEL
+        and wanted == {name: (view.dtype, view.numel()) for name, view in found.items()}
+        and all(view.is_contiguous() for view in (*found.values(), settings, signals))
+    )
+    if not fits or not isinstance(seed, int):
+        raise ArenaError(f"operation {operation.name}: it is no update that this version knows; plan again")
+    return [_Launched(space, codes.RULES[rule], settings.numpy().reshape(rows, -1), signals.numpy(), seed)]
+
+
+def _texts(argument: Argument) -> tuple[str, ...]:
+    return tuple(str(item) for item in argument) if isinstance(argument, tuple) else ()
+
+
+def _numbers(argument: Argument) -> tuple[int, ...]:
+    return tuple(item for item in argument if isinstance(item, int)) if isinstance(argument, tuple) else ()
+
+
+def _wanted(space: Workspace) -> dict[str, tuple[torch.dtype, int]]:
+    """The blocks that the update reads and writes, and how long each must be."""
+    wanted: dict[str, tuple[torch.dtype, int]] = {}
+    for name, signed in space.moments:
+        if space.states == codes.BYTES:
+            wanted[name] = (torch.int8 if signed else torch.uint8, space.length)
+            wanted[f"{name}_scales"] = (torch.float32, space.length // codes.TILE)
+        else:
+            wanted[name] = (torch.float64 if space.dtype is torch.float64 else torch.float32, space.length)
+    if space.master == codes.MASTER:
+        wanted["master"] = (torch.float32, space.length)
+    elif space.master == codes.SPLIT:
+        wanted["remainder"] = (torch.int16, space.length)
+    return wanted
 
 
 class _Launched:
@@ -99,7 +136,7 @@ class _Launched:
         if not np.array_equal(self._steps, self._expected):
             space.classify()  # states were loaded
         space.collect()
-        backend_of(space.dtype).update(space, self.rule, self.settings, float(self.control[FACTOR]), self.seed)
+        space.backend.update(space, self.rule, self.settings, float(self.control[FACTOR]), self.seed)
         space.advance(False)
         self._expected[:] = self._steps
 
@@ -107,6 +144,10 @@ class _Launched:
 def _views(argument: Argument, context: Context) -> list[torch.Tensor | None]:
     items = argument if isinstance(argument, tuple) else ()
     return [context.tensor(item) if isinstance(item, TensorRef) else None for item in items]
+
+
+def _alike(one: torch.Tensor, two: torch.Tensor) -> bool:
+    return (one.shape, one.stride(), one.dtype) == (two.shape, two.stride(), two.dtype)
 
 
 def _workspace(
@@ -121,21 +162,26 @@ def _workspace(
 ) -> Workspace:
     """A workspace over views of the arena, its table made."""
     slots = []
+    if not parameters or {view.dtype for view in parameters} != {parameters[0].dtype}:
+        raise ArenaError("an update takes parameters of one dtype; plan again")
     for number, (view, gradient, group) in enumerate(zip(parameters, gradients, groups, strict=True)):
+        strides = dense_strides(view)
+        if view.stride() != strides or (gradient is not None and not _alike(gradient, view)):
+            raise ArenaError(f"parameter {number} of an update and its gradient are not laid out alike; plan again")
         stand_in = view.detach()
         stand_in.grad = gradient
-        slots.append(Slot([stand_in], f"parameter {number}", group, _NOWHERE, dense_strides(view), number=number))
+        slots.append(Slot([stand_in], f"parameter {number}", group, _NOWHERE, strides, number=number))
     space = Workspace(
         slots,
         precision,
         moments,
         link=False,
         alignment=alignment,
-        chunk=codes.CPU_CHUNK,
+        backend=backends.backend_for(parameters[0].device, parameters[0].dtype),
         blocks=blocks if blocks is not None else {},
         steps=steps,
     )
-    if steps is not None:
+    if steps is not None and steps.numel() == len(slots):
         space.classify()
     space.collect()
     return space

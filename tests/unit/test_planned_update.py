@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from planner.errors import BudgetError, VerificationError
-from planner.graph import Role
+from planner.graph import Role, TensorRef
 from planner.operators import CHECK_GRADIENTS, UPDATE
 from planner.plan import Plan
 from planner.verify import verify
 from runtime import ArenaRuntime, TrainingStep
-from runtime.errors import InputError, OptimizerError
+from runtime.errors import ArenaError, InputError, OptimizerError
 from runtime.measure import allocations
 from runtime.optimizer import AdamW8bit, FusedAdam, FusedAdamW, FusedOptimizer, FusedSGD
 from tests.optimizer_helpers import backend
@@ -440,3 +440,36 @@ def test_fused_attention_convolutions_and_batch_norms_in_16_bits(precision: str)
         assert int(buffers["norm.num_batches_tracked"]) == 5
     assert losses["fp32"][-1] < losses["fp32"][0]
     assert losses[precision] == pytest.approx(losses["fp32"], abs=0.02)
+
+
+@pytest.mark.parametrize("change", ["block", "groups", "gradient", "rule", "states", "steps", "control"])
+def test_a_plan_whose_update_does_not_fit_its_memory_is_refused(change: str) -> None:
+    """The kernels go by addresses: a plan file must not send them outside the arena."""
+    model = net()
+    made = TrainingStep(model, loss32, data(0), optimizer=FusedAdamW(model.parameters())).plan
+    graph = made.graph
+    update = graph.operations[-1]
+    arguments, keywords = list(update.arguments), dict(update.keywords)
+    names = {tensor.name: TensorRef(index) for index, tensor in enumerate(graph.tensors)}
+    match change:
+        case "block":
+            arguments[2] = (names["optimizer.control"], *arguments[2][1:])
+        case "groups":
+            keywords["groups"] = (1, *keywords["groups"][1:])
+        case "gradient":
+            arguments[1] = (arguments[1][1], *arguments[1][1:])
+        case "rule":
+            keywords["rule"] = "sgd"
+        case "states":
+            keywords["states"] = "8bit"
+        case "steps":
+            arguments[3] = names["optimizer.settings"]
+        case "control":
+            arguments[5] = names["optimizer.settings"]
+    written = tuple(item.tensor for item in (*arguments[0], *arguments[2], arguments[3]))
+    broken = replace(
+        update, arguments=tuple(arguments), keywords=tuple(sorted(keywords.items())), outputs=tuple(set(written))
+    )
+    operations = (*graph.operations[:-1], broken)
+    with pytest.raises(ArenaError, match="plan again"):
+        ArenaRuntime(replace(made, graph=replace(graph, operations=operations)))

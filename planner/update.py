@@ -6,6 +6,7 @@ packing: it is put behind a finished plan, and everything above the gradients mo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,8 @@ from planner.verify import verify
 #: none), and what the check found: overflow (0 or 1), the factor the update multiplies gradients by, their norm.
 CHECKED, MAX_NORM, FOUND, FACTOR, NORM = range(5)
 CONTROL_NUMEL = 5
+#: A row of ordinary settings by rule, in the order of the runtime's: AdamW's defaults, and plain gradient descent.
+_ORDINARY = {"adam": (1e-3, 0.9, 0.999, 1e-8, 0.01, 1.0, 1.0), "sgd": (1e-3, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)}
 _BOTTOM = frozenset({Role.PARAMETER, Role.BUFFER, Role.PARAMETER_GRADIENT})
 
 
@@ -168,6 +171,24 @@ def with_update(plan: Plan, update: Update, bindings: Mapping[str, object] | Non
     )
     verify(made, graph)
     return made
+
+
+def ordinary_values(graph: Graph) -> dict[str, tuple[float, ...]]:
+    """Settings and control, by name, with which the update of a loaded graph does what an optimizer's first step does.
+
+    For a run on generated values, all other states being zero; empty without an update.
+    """
+    found: dict[str, tuple[float, ...]] = {}
+    for operation in graph.operations:
+        if operation.operator != UPDATE:
+            continue
+        settings, control = operation.arguments[4:6]
+        row = _ORDINARY.get(str(dict(operation.keywords).get("rule")))
+        if isinstance(settings, TensorRef) and isinstance(control, TensorRef) and row is not None:
+            table = graph.tensors[settings.tensor]
+            found[table.name] = row * (table.numel // len(row))
+            found[graph.tensors[control.tensor].name] = (1.0, math.inf, 0.0, 1.0, 0.0)
+    return found
 
 
 class _Builder:

@@ -10,9 +10,10 @@ from typing import Annotated
 import torch
 import typer
 
-from planner.graph import Port, Tensor
+from planner.graph import Port, Role, Tensor
 from planner.plan import Plan
 from planner.plan_file import load_plan
+from planner.update import ordinary_values
 from runtime.check import spread
 from runtime.cli.attention import require_device
 from runtime.cli.errors import FAILED, one_line_errors, say
@@ -36,7 +37,8 @@ def run_plan(
         plan = load_plan(plan_file)
         inputs, state = generated(plan, seed, device)
         run = ArenaRuntime(plan, device=device, state=state)
-        reference = ArenaRuntime(spread(plan), device=device, state=state) if check else None
+        apart = {name: value.clone() for name, value in state.items()}  # a plan may change its states
+        reference = ArenaRuntime(spread(plan), device=device, state=apart) if check else None
         seconds: list[float] = []
         differing: list[str] = []
         for step in range(steps):
@@ -74,13 +76,18 @@ def run_plan(
 
 
 def generated(plan: Plan, seed: int, device: str) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """Inputs and states for a plan: normal numbers, zeros where integers could be indices."""
+    """Inputs and states for a plan: normal numbers, zeros where integers could be indices, a new optimizer's states."""
     generator = torch.Generator().manual_seed(seed)
+    ordinary = ordinary_values(plan.graph)
 
     def make(port: Port) -> torch.Tensor:
         tensor: Tensor = plan.graph.tensors[port.tensor or 0]
         dtype = getattr(torch, tensor.dtype)
-        if dtype.is_floating_point or dtype.is_complex:
+        if plan.graph.storages[tensor.storage].role is Role.OPTIMIZER_STATE:
+            value = torch.zeros(tensor.shape, dtype=dtype)
+            if port.name in ordinary and len(ordinary[port.name]) == tensor.numel:
+                value = torch.tensor(ordinary[port.name], dtype=dtype)
+        elif dtype.is_floating_point or dtype.is_complex:
             wide = torch.complex64 if dtype.is_complex else torch.float32
             value = torch.randn(tensor.shape, generator=generator, dtype=wide).to(dtype)
         elif dtype is torch.bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from planner.errors import GraphError
 from planner.graph import ITEMSIZE, Argument, Graph, Operation, Port, Role, Storage, Tensor, TensorRef, dense_strides
 from planner.operators import CHECK_GRADIENTS, COPY, UPDATE
-from planner.plan import Placement, Plan, padded
+from planner.plan import Placement, Plan, Unplanned, padded
 from planner.verify import verify
 
 #: Elements of the control block, all float64: whether gradients are checked, the largest norm allowed (infinite for
@@ -68,6 +68,7 @@ class Update:
         settings: learning rate and so on, a row of float64 for each parameter group.
         control: what the check is told and what it finds; `CONTROL_NUMEL` float64.
         scale: name of the graph's state that the loss was multiplied by, or ``None``.
+        scratch_nbytes: what the kernels allocate outside the arena at most, at once.
     """
 
     rule: str
@@ -78,6 +79,7 @@ class Update:
     settings: Block
     control: Block
     scale: str | None = None
+    scratch_nbytes: int = 0
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -161,9 +163,13 @@ def with_update(plan: Plan, update: Update, bindings: Mapping[str, object] | Non
         mutated=(*plan.graph.mutated, *builder.mutated),
         bindings={**plan.graph.bindings, **(bindings or {})},
     )
+    unplanned = plan.unplanned
+    if update.scratch_nbytes:
+        unplanned += (Unplanned(UPDATE, update.scratch_nbytes),)
     made = replace(
         plan,
         graph=graph,
+        unplanned=unplanned,
         placements=tuple(builder.placements),
         arena_nbytes=plan.arena_nbytes + builder.added,
         lower_bound_nbytes=plan.lower_bound_nbytes + builder.added,

@@ -227,7 +227,7 @@ class TrainingStep:
             self._runs.clear()
             self._update = self._planned_update()
         if self.amp is not None and self.amp.scaler.enabled:
-            self._program.loss_scale.numpy()[()] = self.amp.scaler.get_scale()
+            self._program.loss_scale.fill_(self.amp.scaler.get_scale())
         if self._update is None:
             return
         for name, parameter in self._parameters.items():

@@ -15,7 +15,9 @@ from planner.update import CHECKED, CONTROL_NUMEL, FOUND, MAX_NORM, NORM, Block,
 from runtime.errors import OptimizerError
 from runtime.optimizer import codes
 from runtime.optimizer.base import FusedOptimizer
+from runtime.optimizer.compiled import CompiledBackend
 from runtime.optimizer.scaling import LossScaler
+from runtime.optimizer.workspace import Workspace
 
 _PREFIX = "optimizer."
 
@@ -73,7 +75,8 @@ class PlannedUpdate:
         self._settings, self._control = shared.values()
         rule = next(name for name, code in codes.RULES.items() if code == optimizer.rule)
         master, states = optimizer.precision.master, optimizer.precision.states
-        made = Update(rule, master, states, optimizer.seed, tuple(launches), settings, control, scale)
+        scratch = max((_scratch_nbytes(space) for space in optimizer.workspaces), default=0)
+        made = Update(rule, master, states, optimizer.seed, tuple(launches), settings, control, scale, scratch)
         self._kept = {name: id(block) for name, block in live.items()}
         return made, {**live, **shared}
 
@@ -114,3 +117,11 @@ class PlannedUpdate:
 
 def _block(name: str, block: torch.Tensor) -> Block:
     return Block(name, str(block.dtype).removeprefix("torch."), block.numel())
+
+
+def _scratch_nbytes(space: Workspace) -> int:
+    """Bytes that ATen's form of the update holds at most: of one chunk, whatever the model's size, as measured."""
+    if isinstance(space.backend, CompiledBackend):
+        return 0
+    each = 64 if space.states == codes.BYTES else 36
+    return each * min(codes.CPU_CHUNK, space.length)

@@ -110,6 +110,22 @@ def test_without_numba_the_results_are_the_same() -> None:
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", ["adamw", "8bit", "nesterov", "stochastic", "clipped"])
+def test_what_the_update_allocates_without_numba_is_listed(kind: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9000), nn.Linear(9000, 3)).to(dtype)  # most of two chunks
+    example = data(0, dtype=dtype)
+    with backend("aten"):
+        step = TrainingStep(model, F.cross_entropy, example, optimizer=KINDS[kind](model.parameters()))
+        step(example)
+        check, update = step._run(example)._program[-2:]
+        peak = max(allocations(call).peak_nbytes for call in (check, update))
+    (listed,) = [entry.nbytes for entry in step.plan.unplanned if entry.operator == UPDATE]
+    assert 0 < peak <= listed <= 64 * 2**16
+    assert 4 * peak > listed, "the bound says something"
+
+
 def test_fifty_steps_in_fp32_equal_eager_adamw_within_rounding() -> None:
     ours, eager = net(), net()
     step = TrainingStep(ours, loss32, data(0), optimizer=FusedAdamW(ours.parameters(), lr=0.01))

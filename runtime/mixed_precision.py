@@ -45,8 +45,8 @@ _PRODUCTS = _functions(
 )
 #: Operators whose 16-bit operands are converted to FP32, and whose result stays so: `torch.autocast`'s list on a GPU.
 _FULL = _functions(
-    """acos asin cosh cumprod cumsum dist erfinv exp expm1 log log10 log1p log2 log_softmax logsumexp norm pow __pow__
-    __rpow__ prod reciprocal renorm rsqrt sinh square sum tan""",
+    """acos asin cdist cosh cumprod cumsum dist erfinv exp expm1 log log10 log1p log2 log_softmax logsumexp norm pow
+    __pow__ __rpow__ prod reciprocal renorm rsqrt sinh square sum tan""",
     torch,
     torch.Tensor,
 ) | _functions(
@@ -56,6 +56,7 @@ _FULL = _functions(
     smooth_l1_loss soft_margin_loss softplus triplet_margin_loss""",
     F,
 )
+_FULL |= _functions("norm vector_norm matrix_norm", torch.linalg)
 #: Normalisations that ATen's CPU kernels do in FP32 if weight and bias are FP32, beside a 16-bit input.
 _NORMS = _functions("layer_norm group_norm batch_norm instance_norm", F)
 
@@ -134,7 +135,8 @@ class Amp:
     """The scaled backward and step of one model and optimizer.
 
     ``amp.backward(loss); stepped = amp.step(); optimizer.zero_grad()`` once for each training step. Several backwards
-    may come before one step: gradients of micro-batches add up at one scale.
+    may come before one step: gradients of micro-batches add up at one scale. They stay scaled; to look at them or clip
+    them between the two, call ``amp.scaler.unscale_(optimizer)``.
 
     Attributes:
         optimizer: what `step` steps.

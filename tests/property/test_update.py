@@ -1,4 +1,4 @@
-"""`planner.update.with_update` on any sizes of states: nothing else changes; the result is verified and can be saved."""
+"""`planner.update.with_update` on any sizes of states: nothing else changes; results are verified and can be saved."""
 
 from __future__ import annotations
 

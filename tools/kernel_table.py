@@ -21,9 +21,9 @@ What the arena runs on a GPU. A kernel reads and writes views of the arena and n
 planned workspace. Sums are formed in float32, offsets are 64 bits wide, products and sums are never contracted
 (`enable_fp_fusion=False`), and no kernel uses atomics: the same inputs give the same bits.
 
-The kernels lie in `runtime/kernels/triton/`, one operator a file, each with its static table of settings. Tuning on the
-device is opt-in. `ArenaRuntime(plan, device="cuda")` binds every operation to its kernel once; an operation without one
-runs the out-form of ATen on its views.
+The kernels lie in `runtime/kernels/triton/`, one operator a file, each with its static table of settings; nothing is
+tuned on the device. `ArenaRuntime(plan, device="cuda")` binds every operation to its kernel once; an operation without
+one runs the out-form of ATen on its views.
 
 Chains are found when a plan is bound: a scale, a mask and a softmax are one kernel, as are dropout's backward,
 softmax's and a scale. Products whose batch is two strided dimensions, as that of attention heads in a projection, are

@@ -283,6 +283,7 @@ def test_bench_attention_prints_every_contender() -> None:
 
 
 def check_case(case) -> None:
-    assert {"ours", "eager", "inductor"} <= case["seconds"].keys()
-    assert {"ours", "eager", "inductor"} == case["peak_bytes"].keys()
-    assert case["allocator_calls"]["ours"] == 0
+    contenders = {"ours", "fused", "eager", "inductor", "sdpa"}
+    assert contenders <= case["seconds"].keys()
+    assert contenders == case["peak_bytes"].keys()
+    assert case["allocator_calls"]["ours"] == case["allocator_calls"]["fused"] == 0

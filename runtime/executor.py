@@ -66,7 +66,8 @@ class ArenaRuntime:
         self._constants = tuple((self._view(port), self._constant(port)) for port in graph.constants)
         self._input_at = {port.tensor: position for position, port in enumerate(graph.inputs)}
         self._state_at = {port.tensor: position for position, (port, _, _) in enumerate(self._states)}
-        self._program = _program(graph, self.views, triton=_uses_triton(kernels, self.arena.device))
+        self._triton = _uses_triton(kernels, self.arena.device)
+        self._program = _program(graph, self.views, triton=self._triton)
         self._aliases = self._overlapping_inputs()
 
     def __call__(self, *inputs: Any, copy: bool = False, poison: bool = False) -> Any:
@@ -109,10 +110,11 @@ class ArenaRuntime:
 
         Nothing is allocated, unless the plan lists operators as unplanned.
 
-        Lanes of a section run side by side on up to ``threads`` threads (default ``torch.get_num_threads()``); on a GPU
-        everything is put on the current stream in order, which a CUDA graph can capture.
+        Lanes of a section run side by side on up to ``threads`` threads (default ``torch.get_num_threads()``, with
+        Triton's kernels 1, as launches do not wait); on a GPU everything is put on the current stream in order, which a
+        CUDA graph can capture.
         """
-        workers = torch.get_num_threads() if threads is None else threads
+        workers = torch.get_num_threads() if threads is None and not self._triton else threads or 1
         on_device: AbstractContextManager[object] = nullcontext()
         if self.arena.device.type == "cuda":
             workers, on_device = 1, torch.cuda.device(self.arena.device)

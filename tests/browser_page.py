@@ -6,6 +6,7 @@ Positions on the map are computed here from the plan and from the four corners t
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,6 +61,15 @@ class Times:
         return Times(start, end)
 
 
+def wait_until(page: Any, expression: str, seconds: float) -> None:
+    """Ask until it is true; Playwright's own wait evaluates text in the page, which the page's policy forbids."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {seconds} s: {expression}")
+        page.wait_for_timeout(20)
+
+
 class MapPage:
     """An open page; `errors` and `requests` collect what must not happen."""
 
@@ -74,7 +84,7 @@ class MapPage:
         page.goto(self.url)
         loaded = "document.querySelector('html[data-ready], #maps[data-failed]') !== null"
         try:
-            page.wait_for_function(loaded, timeout=60_000)
+            wait_until(page, loaded, 60)
         finally:
             self.check()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser_page import MapPage
+from browser_page import MapPage, wait_until
 from plans import PlanBuilder, small_plan, synthetic_plan, traced_plan
 from typer.testing import CliRunner
 
@@ -473,5 +473,5 @@ def test_a_broken_page_says_so(show, tmp_path, browser):
     context = browser.new_context()
     page = context.new_page()
     page.goto(path.as_uri())
-    page.wait_for_function("document.getElementById('maps').textContent.includes('cannot be shown')", timeout=10_000)
+    wait_until(page, "document.getElementById('maps').textContent.includes('cannot be shown')", 10)
     context.close()

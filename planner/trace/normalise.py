@@ -45,6 +45,23 @@ def _copy_into(builder: Builder, node: torch.fx.Node) -> bool:
     return True
 
 
+def _copy_of(builder: Builder, node: torch.fx.Node) -> bool:
+    """``aten::copy``: the second tensor's elements in the shape, dtype and strides of the first, which is not read."""
+    builder.copy(node, _source(builder, node.args[1]), _fresh(builder, node))
+    return True
+
+
+def _bernoulli_into(builder: Builder, node: torch.fx.Node) -> bool:
+    """``bernoulli_()``: the dispatcher leaves the default probability out; later passes find it written."""
+    if len(node.args) != 1 or node.kwargs:
+        return False
+    destination = builder.index(node.args[0])
+    builder.refuse_overlap(destination, node)
+    builder.emit(node, "aten.bernoulli_.float", (TensorRef(destination), 0.5), (), (destination,))
+    builder.tensor_of[node] = destination
+    return True
+
+
 def _empty(builder: Builder, node: torch.fx.Node) -> bool:
     _fresh(builder, node)
     return True
@@ -262,6 +279,8 @@ TABLE: Mapping[str, Lowering] = MappingProxyType(
     {
         **dict.fromkeys(("aten::clone", "aten::contiguous", "aten::_to_copy", "aten::lift_fresh_copy"), _copy),
         "aten::copy_": _copy_into,
+        "aten::copy": _copy_of,
+        "aten::bernoulli_.float": _bernoulli_into,
         **dict.fromkeys(
             (
                 "aten::empty.memory_format",

@@ -7,6 +7,8 @@ import json
 import os
 import pickle
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -168,6 +170,26 @@ def test_an_interrupt_exits_130_with_one_line(capsys):
     assert capsys.readouterr().err == "arenaplan: interrupted\n"
 
 
+@pytest.mark.parametrize(("command", "module"), [("pack", "runtime.cli.pack"), ("run", "runtime.cli.commands")])
+def test_an_interrupt_while_modules_load_exits_130_with_one_line(command, module):
+    """Between two imports, where some libraries catch it and others then fail to load."""
+    program = f"""
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["arenaplan", {command!r}, "nothing"]
+from runtime.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "arenaplan: interrupted\n")
+
+
 def test_what_nobody_expected_is_not_hidden():
     with pytest.raises(ZeroDivisionError), one_line_errors():
         raise ZeroDivisionError
@@ -221,8 +243,6 @@ def test_on_a_terminal_the_map_has_its_width_and_colours(saved, columns):
     import fcntl
     import pty
     import struct
-    import subprocess
-    import sys
     import termios
 
     master, terminal = pty.openpty()

@@ -227,3 +227,38 @@ def test_a_double_backward_is_refused() -> None:
     (first,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="double backward"):
         first.sum().backward()
+
+
+def _doubled(h: torch.Tensor) -> None:
+    h.t()[3].mul_(2)
+
+
+def _negated(h: torch.Tensor) -> None:
+    h[:, ::2].neg_()
+
+
+def _overwritten(h: torch.Tensor) -> None:
+    h[1:3] = 0
+
+
+@pytest.mark.parametrize("change", [_doubled, _negated, _overwritten])
+def test_a_view_of_an_intermediate_changed_in_place(change) -> None:
+    """Its backward has a functional ``aten.copy`` into a tensor that is never filled, and is not read."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.linspace(-1, 1, 49).view(7, 7))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = x * self.weight
+            change(h)
+            return h
+
+    ours, eager = Model(), Model()
+    compiled = torch.compile(ours, backend="arenaplan")
+    for seed in range(2):
+        x = torch.randn(7, 7, generator=torch.Generator().manual_seed(seed))
+        compiled(x).square().sum().backward()
+        eager(x).square().sum().backward()
+    torch.testing.assert_close(ours.weight.grad, eager.weight.grad, rtol=0, atol=0)

@@ -119,7 +119,7 @@ def compiled(signature: Signature) -> int | None:
     signed = kinds.void(kinds.CPointer(kinds.int64))
     try:
         made: Any = numba.cfunc(signed, cache=path is not None, error_model="numpy")(namespace["loop"])
-    except RuntimeError:  # numba may write nowhere, though the source could be
+    except Exception:  # noqa: BLE001 - no folder numba may write to, a full disk, a kept loop that was cut short
         made = numba.cfunc(signed, error_model="numpy")(namespace["loop"])
     return int(made.address)
 

@@ -267,3 +267,14 @@ def test_on_a_terminal_the_map_has_its_width_and_colours(saved, columns):
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     assert plain == offset_map(small_plan(), columns)
     assert "\x1b[38;2;20;22;26;48;2;253;158;23m" in text  # Dark on the colour of temporaries.
+
+
+def test_no_file_is_written_twice_or_over_the_plan(saved, tmp_path):
+    before = saved.read_bytes()
+    for options in (("--html", saved), ("--html", tmp_path / "a.html", "--svg", tmp_path / "a.html")):
+        result = run(saved, *options)
+        assert result.exit_code == 2
+        assert "a file of its own" in one_error(result)
+    assert saved.read_bytes() == before
+    assert not (tmp_path / "a.html").exists()
+    assert run(saved, "--html", "/dev/null", "--svg", "/dev/null").exit_code == 0

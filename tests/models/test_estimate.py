@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,15 +29,6 @@ def build(name: str) -> Case:
         pytest.importorskip("transformers", reason="Hugging Face models are not installed")
     torch.manual_seed(0)
     return CASES[name]()
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Every thread of a convolution has scratch of its own."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -28,13 +27,7 @@ from tests.optimizer_helpers import backend
 from tests.planned_helpers import KINDS, data, loss32, net
 from tests.small_gpt import SmallGPT, batch, loss_of
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def same(one: FusedOptimizer, two: FusedOptimizer) -> None:

@@ -93,6 +93,31 @@ def row_tiles(longest: int = LONGEST_ROW) -> tuple[RowTile, ...]:
     return tuple(row_tile(block, longest) for block in BLOCKS if block <= longest)
 
 
+def row_setting(width: int, **constants: int) -> Setting:
+    """The setting for rows of ``width``, read whole or in chunks of the longest."""
+    return row_tile(width).setting(**constants, WHOLE=int(width <= LONGEST_ROW))
+
+
+def row_settings(names: tuple[str, ...], choices: tuple[tuple[int, ...], ...]) -> tuple[Setting, ...]:
+    """All that `row_setting` may give: whole rows by every tile, and chunks, for each choice of the constants named."""
+    found = []
+    for choice in choices:
+        constants = dict(zip(names, choice, strict=True))
+        found += [tile.setting(**constants, WHOLE=1) for tile in row_tiles()]
+        found.append(row_tile(LONGEST_ROW).setting(**constants, WHOLE=0))
+    return tuple(found)
+
+
+def common_stride(sizes: list[tuple[int, int]]) -> int | None:
+    """The stride of ``(size, stride)`` dimensions, outermost first, walked as one; ``None`` where they are not one."""
+    stride = expected = sizes[-1][1]
+    for size, step in reversed(sizes):
+        if step != expected:
+            return None
+        expected = step * size
+    return stride
+
+
 def as_rows(tensor: torch.Tensor) -> tuple[int, int, int] | None:
     """``(rows, width, row stride)`` of a tensor whose last dimension is dense and whose others are one, or ``None``.
 
@@ -107,10 +132,5 @@ def as_rows(tensor: torch.Tensor) -> tuple[int, int, int] | None:
     lead = [(size, stride) for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if size != 1]
     if not lead:
         return rows, width, max(width, 1)
-    stride = lead[-1][1]
-    expected = stride
-    for size, step in reversed(lead):
-        if step != expected:
-            return None
-        expected = step * size
-    return rows, width, stride
+    stride = common_stride(lead)
+    return None if stride is None else (rows, width, stride)

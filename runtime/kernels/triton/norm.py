@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from runtime.kernels.triton.launch import LONGEST_ROW, Launch, Setting, as_rows, ceil_div, row_tile, row_tiles
+from runtime.kernels.triton.launch import Launch, as_rows, ceil_div, row_setting, row_settings
 from runtime.kernels.triton.registry import Kernel, configurations
 from runtime.kernels.triton.sums import launch_sum_parts
 
@@ -157,19 +157,6 @@ def norm_backward_kernel(grad, x, weight, mean, rstd, out, parts, rows, width, r
             tl.store(to_bias + lane, biases, mask=lane < width)
 
 
-def _setting(width: int, **constants: int) -> Setting:
-    return row_tile(width).setting(**constants, WHOLE=int(width <= LONGEST_ROW))
-
-
-def _settings(names: tuple[str, ...], choices: tuple[tuple[int, ...], ...]) -> tuple[Setting, ...]:
-    found = []
-    for choice in choices:
-        constants = dict(zip(names, choice, strict=True))
-        found += [tile.setting(**constants, WHOLE=1) for tile in row_tiles()]
-        found.append(row_tile(LONGEST_ROW).setting(**constants, WHOLE=0))
-    return tuple(found)
-
-
 def parts_shape(rows: int, width: int) -> tuple[int, int, int]:
     """Shape of the float32 workspace of a backward with gradients of weight or bias."""
     return (min(max(rows, 1), MOST_PARTS), 2, width)
@@ -197,7 +184,9 @@ def launch(
     if source is None or target is None or x.numel() == 0 or (bias is not None and (weight is None or mean is None)):
         return None
     rows, width, stride = source
-    chosen = _setting(width, CENTRED=int(mean is not None), WEIGHT=int(weight is not None), BIAS=int(bias is not None))
+    chosen = row_setting(
+        width, CENTRED=int(mean is not None), WEIGHT=int(weight is not None), BIAS=int(bias is not None)
+    )
     tensors = (x, x if weight is None else weight, x if bias is None else bias, out, rstd if mean is None else mean)
     numbers = (rows, width, float(eps), stride, target[2])
     return Launch(norm_kernel, (ceil_div(rows, chosen.constants["ROWS"]),), (*tensors, rstd, *numbers), chosen)
@@ -233,7 +222,7 @@ def launch_backward(
     sums = grad_weight is not None or grad_bias is not None
     if sums and (parts is None or parts.numel() < 2 * width):
         raise ValueError("the gradients of weight and bias need a workspace of at least two rows")
-    chosen = _setting(width, CENTRED=int(mean is not None), WEIGHT=int(weight is not None), SUMS=int(sums))
+    chosen = row_setting(width, CENTRED=int(mean is not None), WEIGHT=int(weight is not None), SUMS=int(sums))
     step = chosen.constants["ROWS"]
     most = ceil_div(rows, step) if parts is None or not sums else min(parts.numel() // (2 * width), MOST_PARTS)
     each = ceil_div(ceil_div(rows, most), step) * step
@@ -262,7 +251,7 @@ KERNELS = (
         norm_kernel,
         configurations(
             _FORWARD.format("fp32"),
-            _settings(("CENTRED", "WEIGHT", "BIAS"), ((1, 1, 1), (1, 1, 0), (1, 0, 0), (0, 1, 0), (0, 0, 0))),
+            row_settings(("CENTRED", "WEIGHT", "BIAS"), ((1, 1, 1), (1, 1, 0), (1, 0, 0), (0, 1, 0), (0, 0, 0))),
         ),
         spill_nbytes=16,
     ),
@@ -271,7 +260,7 @@ KERNELS = (
         norm_backward_kernel,
         configurations(
             _BACKWARD.format("fp32"),
-            _settings(("CENTRED", "WEIGHT", "SUMS"), ((1, 1, 1), (1, 0, 0), (0, 1, 1), (0, 0, 0))),
+            row_settings(("CENTRED", "WEIGHT", "SUMS"), ((1, 1, 1), (1, 0, 0), (0, 1, 1), (0, 0, 0))),
         ),
     ),
 )

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from runtime.kernels.triton.launch import LONGEST_ROW, Launch, Setting, as_rows, ceil_div, row_tile, row_tiles
+from runtime.kernels.triton.launch import Launch, as_rows, ceil_div, common_stride, row_setting, row_settings
 from runtime.kernels.triton.philox import counters_per_row, keep_words, threshold
 from runtime.kernels.triton.registry import Kernel, configurations
 
@@ -178,20 +178,6 @@ def softmax_backward_kernel(
             )
 
 
-def _settings(names: tuple[str, ...], choices: tuple[tuple[int, ...], ...]) -> tuple[Setting, ...]:
-    """Whole rows by every tile, and chunks of the longest, for each choice of the constants named."""
-    found = []
-    for choice in choices:
-        constants = dict(zip(names, choice, strict=True))
-        found += [tile.setting(**constants, WHOLE=1) for tile in row_tiles()]
-        found.append(row_tile(LONGEST_ROW).setting(**constants, WHOLE=0))
-    return tuple(found)
-
-
-def _setting(width: int, **constants: int) -> Setting:
-    return row_tile(width).setting(**constants, WHOLE=int(width <= LONGEST_ROW))
-
-
 @dataclass(frozen=True, slots=True)
 class RowMask:
     """A boolean mask of excluded columns for rows flattened from (…, length, width).
@@ -221,13 +207,8 @@ def row_mask(mask: torch.Tensor, shape: tuple[int, ...]) -> RowMask | None:
         repeated *= sizes.pop()[0]
     if not sizes:
         return RowMask(full, repeated, inner, 0, inner_stride)
-    outer_stride = sizes[-1][1]
-    expected = outer_stride
-    for size, stride in reversed(sizes):
-        if stride != expected:
-            return None
-        expected = stride * size
-    return RowMask(full, repeated, inner, outer_stride, inner_stride)
+    outer_stride = common_stride(sizes)
+    return None if outer_stride is None else RowMask(full, repeated, inner, outer_stride, inner_stride)
 
 
 def launch(
@@ -260,7 +241,7 @@ def launch(
     places = (1, 1, 0, 0) if found is None else (found.outer, found.inner, found.outer_stride, found.inner_stride)
     length = x.shape[-2] if causal else 1
     masked = found is not None
-    chosen = _setting(width, MASK=int(masked), CAUSAL=int(causal), SAFE=int(safe or causal or masked))
+    chosen = row_setting(width, MASK=int(masked), CAUSAL=int(causal), SAFE=int(safe or causal or masked))
     tensors = (x, out, x if found is None else found.tensor)
     numbers = (rows, width, stride, target[2], float(scale), *places, length)
     return Launch(softmax_kernel, (ceil_div(rows, chosen.constants["ROWS"]),), (*tensors, *numbers), chosen)
@@ -299,7 +280,7 @@ def launch_backward(
     strides = [0 if item is None else item[2] for item in (*sources, mask)]
     drop = DROP_STORED if dropped is not None else DROP_COUNTER if seed is not None else DROP_NONE
     kept = 1.0 / (1.0 - p) if keep_scale is None else keep_scale
-    chosen = _setting(width, DROP=drop, SAFE=int(safe or drop != DROP_NONE))
+    chosen = row_setting(width, DROP=drop, SAFE=int(safe or drop != DROP_NONE))
     tensors = (grad, probs, out, probs if dropped is None else dropped, probs if seed is None else seed)
     numbers = (offset, threshold(p), kept, float(scale), rows, width, *strides, counters_per_row(width))
     return Launch(softmax_backward_kernel, (ceil_div(rows, chosen.constants["ROWS"]),), (*tensors, *numbers), chosen)
@@ -312,7 +293,7 @@ KERNELS = (
         configurations(
             "x:*T out:*T mask:*i1 rows:i64 width:i32 x_stride:i64 out_stride:i64 scale:fp32 outer:i32 inner:i32 "
             "outer_stride:i64 inner_stride:i64 length:i32",
-            _settings(
+            row_settings(
                 ("MASK", "CAUSAL", "SAFE"),
                 ((0, 0, 0), (0, 0, 1), (1, 0, 1), (0, 1, 1)),
             ),
@@ -324,7 +305,7 @@ KERNELS = (
         configurations(
             "grad:*T probs:*T out:*T dropped:*i1 seeds:*i64 offset:i64 least:i32 keep_scale:fp32 scale:fp32 rows:i64 "
             "width:i32 grad_stride:i64 probs_stride:i64 out_stride:i64 dropped_stride:i64 per_row:i32",
-            _settings(("DROP", "SAFE"), ((DROP_NONE, 0), (DROP_NONE, 1), (DROP_COUNTER, 1), (DROP_STORED, 1))),
+            row_settings(("DROP", "SAFE"), ((DROP_NONE, 0), (DROP_NONE, 1), (DROP_COUNTER, 1), (DROP_STORED, 1))),
         ),
         spill_nbytes=32,
     ),

@@ -16,6 +16,7 @@ from planner.errors import TraceError
 from planner.graph import Role
 from runtime import ArenaRuntime
 from runtime.measure import allocations
+from tests.custom_functions import AddOne, ScalesIncoming
 from tests.helpers import joint_equals_eager
 
 
@@ -89,37 +90,11 @@ def test_t07_second_derivatives_equal_eager() -> None:
     joint_equals_eager(function, lambda s: (leaf(5, seed=s),))
 
 
-class _AddOne(torch.autograd.Function):
-    """Changes its input in place and says so."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.mark_dirty(x)
-        x += 1
-        return x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 3
-
-
-class _ScalesIncoming(torch.autograd.Function):
-    """Its backward changes the gradient it is handed."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient.mul_(2)
-
-
 def test_t08_a_custom_function_that_changes_its_input() -> None:
     """pytorch/pytorch#180642, #133491: the gradient went to the wrong slot, mark_dirty was dropped."""
 
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return (_AddOne.apply(x * y) * y).sin()
+        return (AddOne.apply(x * y) * y).sin()
 
     joint_equals_eager(function, lambda s: (leaf(4, seed=s), leaf(4, seed=s + 9)))
 
@@ -128,7 +103,7 @@ def test_t08_a_custom_backward_that_changes_its_incoming_gradient() -> None:
     """pytorch/pytorch#141111."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        return _ScalesIncoming.apply(x.sin()) * 1.5
+        return ScalesIncoming.apply(x.sin()) * 1.5
 
     joint_equals_eager(function, lambda s: (leaf(4, seed=s),))
 

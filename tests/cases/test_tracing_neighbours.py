@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from planner import trace
 from planner.errors import TraceError
+from tests.custom_functions import AddOne
 from tests.helpers import forward_equals_eager, joint_equals_eager
 
 Function = Callable[..., Any]
@@ -211,18 +212,6 @@ def test_t07_a_gradient_penalty_trains() -> None:
 # -- T08: custom functions ----------------------------------------------------------------------------------------
 
 
-class _Dirty(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.mark_dirty(x)
-        x += 1
-        return x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 3
-
-
 class _DirtySaved(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, y):
@@ -316,7 +305,7 @@ class _AView(torch.autograd.Function):
 
 def _dirty_view(x: torch.Tensor) -> torch.Tensor:
     y = x * 1.0
-    _Dirty.apply(y[1:])
+    AddOne.apply(y[1:])
     return y.sin()
 
 
@@ -333,7 +322,7 @@ def _mixed(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: _Dirty.apply(x * 1) * x,
+        lambda x: AddOne.apply(x * 1) * x,
         _dirty_view,
         lambda x: _DirtySaved.apply(x * 1, x.cos()).sin(),
         _WithIndices.apply,

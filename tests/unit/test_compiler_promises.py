@@ -18,6 +18,7 @@ from runtime import compiler
 from runtime.compiler import backend
 from runtime.measure import allocations
 from runtime.pool import Pool
+from tests.custom_functions import AddOne, ScalesIncoming
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
@@ -287,29 +288,9 @@ def test_t04_o20_refusals_come_before_the_forward_runs(kind: str) -> None:
         torch.compile(model, backend=backend)(inputs)
 
 
-class _Dirty(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.mark_dirty(x)
-        x += 1
-        return x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 3
-
-
-class _Scales(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient.mul_(2)
-
-
-@pytest.mark.parametrize("function", [lambda x: _Dirty.apply(x * 1) * x, lambda x: _Scales.apply(x.sin()) + x.cos()])
+@pytest.mark.parametrize(
+    "function", [lambda x: AddOne.apply(x * 1) * x, lambda x: ScalesIncoming.apply(x.sin()) + x.cos()]
+)
 def test_t08_custom_functions(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     run = torch.compile(function, backend=backend)
     ours, eager = draw(4, 4).requires_grad_(), draw(4, 4).requires_grad_()

@@ -166,9 +166,15 @@ class VerificationError(PlannerError):
     Attributes:
         rule: the rule broken, one word or two ("overlap", "alignment", …).
         storages: names of the storages (or operations) involved.
+        cause: what is wrong, in words.
+        source: the file the plan was read from, or ``""``.
     """
 
-    def __init__(self, rule: str, storages: tuple[str, ...], cause: str) -> None:
+    def __init__(self, rule: str, storages: tuple[str, ...], cause: str, source: str = "") -> None:
         self.rule = rule
         self.storages = storages
-        super().__init__(f"plan fails verification ({rule}): {cause}")
+        self.cause = cause
+        self.source = source
+        where = f"{source}: the plan" if source else "plan"
+        remedy = "; the file was changed after it was saved: save the plan again from its graph" if source else ""
+        super().__init__(f"{where} fails verification ({rule}): {cause}{remedy}")

@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from pathlib import Path
+
+
+def require_writable(path: Path) -> None:
+    """Refuse a file that `write_whole` could not write, before any work is done for it.
+
+    Raises:
+        OSError: it is a directory, its directory is not there, or the system does not allow writing there.
+    """
+    target = Path(os.path.realpath(path))
+    place = target if target.exists() and not target.is_file() else target.parent
+    if target.is_dir():
+        number, reason = errno.EISDIR, "it is a directory; name a file in it"
+    elif not target.parent.exists():
+        number, reason = errno.ENOENT, f"there is no directory {target.parent}; make it first"
+    elif not target.parent.is_dir():
+        number, reason = errno.ENOTDIR, f"{target.parent} is no directory"
+    elif not os.access(place, os.W_OK):
+        number, reason = errno.EACCES, f"writing to {place} is not allowed; choose another place"
+    else:
+        return
+    raise OSError(number, f"not written: {reason}", str(path))
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -18,7 +40,7 @@ def write_whole(path: Path, data: bytes) -> None:
     target = Path(os.path.realpath(path))  # A link keeps pointing where it did.
     try:
         if target.is_dir():
-            raise IsADirectoryError(21, "Is a directory")
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if target.exists() and not target.is_file():
             target.write_bytes(data)
             return

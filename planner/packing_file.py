@@ -7,10 +7,12 @@ The first row names the columns: ``id``, ``lower``, ``upper`` (half-open steps) 
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from planner.errors import ProblemError
+from planner.files import write_whole
 from planner.problem import LARGEST_NBYTES, Colouring, Lifetime, Problem
 
 REQUIRED = ("id", "lower", "upper", "size")
@@ -36,15 +38,20 @@ def read_problem(path: str | Path, capacity: int | None = None, keep_offsets: bo
 
 
 def write_packing(path: str | Path, problem: Problem, colouring: Colouring) -> None:
-    """Write a problem with the offsets found, in the problem's order."""
+    """Write a problem with the offsets found, in the problem's order.
+
+    Raises:
+        OSError: the file cannot be written; what was there before is untouched.
+    """
     aligned = any(lifetime.alignment != 1 for lifetime in problem.lifetimes)
     columns = [column for column in WRITTEN if aligned or column != "alignment"]
-    with Path(path).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        for lifetime, offset in zip(problem.lifetimes, colouring.offsets, strict=True):
-            row = [lifetime.name, lifetime.birth, lifetime.death, lifetime.nbytes]
-            writer.writerow([*row, lifetime.alignment, offset] if aligned else [*row, offset])
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for lifetime, offset in zip(problem.lifetimes, colouring.offsets, strict=True):
+        row = [lifetime.name, lifetime.birth, lifetime.death, lifetime.nbytes]
+        writer.writerow([*row, lifetime.alignment, offset] if aligned else [*row, offset])
+    write_whole(Path(path), text.getvalue().encode())
 
 
 def _lifetimes(rows: Iterator[list[str]], source: str, keep_offsets: bool) -> Iterator[Lifetime]:

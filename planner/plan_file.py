@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from planner import plan_schema as schema
-from planner.errors import GraphError, PlanFileError
+from planner.errors import GraphError, PlanFileError, VerificationError
 from planner.files import write_whole
 from planner.graph import Argument, Graph, Operation, Port, Storage, Tensor, check_graph
 from planner.plan import SCHEMA, Formula, Placement, Plan, Unplanned
@@ -44,7 +44,7 @@ def load_plan(path: Path) -> Plan:
 
     Raises:
         PlanFileError: there is no such file, it is no plan, or it was edited.
-        VerificationError: it is a plan that must not run.
+        VerificationError: it is a plan that must not run; the error names the file.
     """
     source = str(path)
     document = _decode(_read(path), source)
@@ -53,7 +53,10 @@ def load_plan(path: Path) -> Plan:
         check_graph(plan.graph)
     except GraphError as error:
         raise PlanFileError(source, f"{error.args[0]}") from error
-    verify(plan)
+    try:
+        verify(plan)
+    except VerificationError as error:
+        raise VerificationError(error.rule, error.storages, error.cause, source) from error
     if document.digest != _digest(document):
         raise PlanFileError(
             source, "digest: the file was changed after it was saved; save the plan again from its graph"

@@ -77,17 +77,41 @@ def commands() -> dict[str, Any]:
     return dict(group.commands)
 
 
-@pytest.mark.parametrize("name", sorted(commands()))
-def test_every_command_and_option_is_documented(name):
+def section_and_options(name: str) -> tuple[str, list[Any]]:
+    """A command's section of the page, and its options or those of its subcommands."""
     pages = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     assert f"## arenaplan {name}\n" in pages
     section = pages.split(f"## arenaplan {name}\n")[1].split("\n## ")[0]
     command = commands()[name]
     parts = list(command.commands.values()) if hasattr(command, "commands") else [command]
-    options = [
-        parameter.opts[0]
-        for part in parts
-        for parameter in part.params
-        if parameter.param_type_name == "option" and parameter.opts[0] not in {"--help", "--json", "--debug"}
-    ]
+    return section, [item for part in parts for item in part.params if item.param_type_name == "option"]
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_every_command_and_option_is_documented(name):
+    section, parameters = section_and_options(name)
+    options = [item.opts[0] for item in parameters if item.opts[0] not in {"--help", "--json", "--debug"}]
     assert [option for option in options if f"`{option}" not in section] == []
+
+
+def documented_defaults(section: str) -> dict[str, set[str]]:
+    """What the tables say of each option; some rows tell of two, and some options stand in several tables."""
+    found: dict[str, set[str]] = {}
+    for row in re.findall(r"^\|(.*)\|(.*)\|(.*)\|$", section, re.MULTILINE):
+        for option in re.findall(r"`(-[\w-]+)", row[0]):
+            found.setdefault(option, set()).update(word.strip(" `") for word in re.split("[,;:]", row[2]))
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(commands().keys() - {"inspect"}))  # every option of which is off
+def test_every_default_is_documented(name):
+    section, parameters = section_and_options(name)
+    if name == "plan":
+        assert "with the same defaults" in section
+        section = section_and_options("attention")[0]
+    told = documented_defaults(section)
+    for item in parameters:
+        default = "required" if item.required else getattr(item.default, "value", item.default)
+        if default is not None and not isinstance(default, bool):
+            shown = int(default) if isinstance(default, float) and default.is_integer() else default
+            assert str(shown) in told.get(item.opts[0], set()), item.opts[0]

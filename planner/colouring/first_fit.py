@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from planner.colouring.instance import FREE, Instance
 from planner.errors import ProblemError
+from planner.problem import Lifetime
 
 CELLS = 512
 """Cells that time is cut into where items are only stacked."""
@@ -18,33 +19,42 @@ Placed = tuple[int, int, int, int]
 """Offset, end, first step, step after the last; ordered by offset."""
 
 
-def check_pins(instance: Instance) -> None:
-    """Raise ``ProblemError`` if two pinned items collide.
+def check_pins(instance: Instance, lifetimes: Sequence[Lifetime], source: str = "problem") -> None:
+    """Raise ``ProblemError`` if two pinned items collide; it names them by the ``lifetimes`` of the whole problem.
 
     One sweep over births and deaths: what is alive is kept by offset, so a newcomer can only collide with the one
     below it or the one above.
     """
-    events: list[tuple[int, int, int, int]] = []
+    events: list[tuple[int, int, int, int, int]] = []
     for item, pin in enumerate(instance.pin):
         if pin != FREE:
             for block in instance.blocks[item]:
                 if block.size:
                     low, high = pin + block.rise, pin + block.rise + block.size
-                    events += [(block.end, 0, low, high), (block.start, 1, low, high)]
-    alive: list[tuple[int, int]] = []
-    for _, born, low, high in sorted(events):
-        at = bisect_left(alive, (low, high))
+                    events += [(block.end, 0, low, high, item), (block.start, 1, low, high, item)]
+    alive: list[tuple[int, int, int]] = []
+    for _, born, low, high, item in sorted(events):
+        at = bisect_left(alive, (low, high, item))
         if not born:
             del alive[at]
             continue
         if at < len(alive) and alive[at][0] < high:
-            where = alive[at][0]
+            other = at
         elif at and alive[at - 1][1] > low:
-            where = low
+            other = at - 1
         else:
-            alive.insert(at, (low, high))
+            alive.insert(at, (low, high, item))
             continue
-        raise ProblemError("problem", f"two storages are pinned over each other at offset {where * instance.unit}")
+        where, among = max(low, alive[other][0]) * instance.unit, (alive[other], (low, high, item))
+        names = " and ".join(_pinned_name(instance, lifetimes, *one) for one in among)
+        remedy = "move one of them, or leave its offset empty"
+        raise ProblemError(source, f"{names} are pinned over each other at offset {where}; {remedy}")
+
+
+def _pinned_name(instance: Instance, lifetimes: Sequence[Lifetime], low: int, _high: int, item: int) -> str:
+    """The name of a pinned item, of a group that of the member which lies at ``low``."""
+    rise = (low - instance.pin[item]) * instance.unit
+    return next(lifetimes[index].name for index, at in instance.members[item] if at == rise and lifetimes[index].nbytes)
 
 
 def pinned_offsets(instance: Instance) -> tuple[list[int], list[Placed]]:

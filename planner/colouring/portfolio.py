@@ -22,26 +22,33 @@ WORTH_REPAIRING = 500
 """Items from which a hard component gets the repairs of compiled first fit before the search."""
 
 
-def colour(problem: Problem, *, time_limit: float = 10.0, progress: Callable[[str], None] | None = None) -> Colouring:
+def colour(
+    problem: Problem,
+    *,
+    time_limit: float = 10.0,
+    progress: Callable[[str], None] | None = None,
+    source: str = "problem",
+) -> Colouring:
     """Return offsets for a problem, of the least peak found within ``time_limit`` seconds.
 
     With a capacity the search stops at the first packing that fits. The peak is never above that of first fit in
     the order given, unless the limit is up before that is done (on large problems, and after two seconds at the
     least). The same problem and limit give the same offsets as long as the limit is not what ends the search.
     Ctrl-C ends it early: the best packing until then is returned, with ``interrupted`` set.
+    Errors call the problem ``source``; where it was read from a file, that is the file's name.
 
     Raises:
         ProblemError: a lifetime is malformed, or pins or groups contradict each other.
         CapacityError: nothing was found that fits; it says by how much, and what is alive where most is.
     """
-    check_problem(problem)
+    check_problem(problem, source)
     deadline = time.monotonic() + time_limit
     interrupted = False
     try:
-        pieces, bound = _prepared(problem)
+        pieces, bound = _prepared(problem, source)
     except KeyboardInterrupt:
         interrupted = True
-        pieces, bound = _prepared(problem)  # Without these there is nothing to return.
+        pieces, bound = _prepared(problem, source)  # Without these there is nothing to return.
     capacity = problem.capacity
     if capacity is not None and bound > capacity:
         raise _too_large(problem, bound, proved=True)
@@ -83,11 +90,11 @@ def colour(problem: Problem, *, time_limit: float = 10.0, progress: Callable[[st
     return result
 
 
-def _prepared(problem: Problem) -> tuple[list[Instance], int]:
+def _prepared(problem: Problem, source: str) -> tuple[list[Instance], int]:
     """Return the components of a problem, their pins checked, and its lower bound in bytes."""
     pieces = instances(problem)
     for piece in pieces:
-        check_pins(piece)
+        check_pins(piece, problem.lifetimes, source)
     return pieces, max([lower_bound(problem), *(piece.bound * piece.unit for piece in pieces)])
 
 

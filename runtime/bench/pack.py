@@ -12,7 +12,7 @@ from typing import Any
 from planner.bounds import lower_bound
 from planner.colouring import colour
 from planner.packing_file import read_problem
-from planner.problem import Problem
+from planner.problem import Colouring, Problem
 from runtime.bench.environment import environment
 from runtime.bench.pack_problems import random_lifetimes, training_step
 
@@ -82,7 +82,7 @@ def scaling(
             if progress is not None:
                 progress(f"{name}, {count} buffers")
             start = time.perf_counter()
-            result = colour(problem, time_limit=time_limit)
+            result = _packed(problem, time_limit)
             row[name] = {
                 "seconds": time.perf_counter() - start,
                 "peak_bytes": result.peak_nbytes,
@@ -118,7 +118,15 @@ def _case(name: str, problem: Problem, contenders: dict[str, Callable[[Problem],
 
 def _ours(problem: Problem, time_limit: float) -> int:
     """Return the peak our engine reaches."""
-    return colour(problem, time_limit=time_limit).peak_nbytes
+    return _packed(problem, time_limit).peak_nbytes
+
+
+def _packed(problem: Problem, time_limit: float) -> Colouring:
+    """Pack; an interrupt, which ends a search early, ends the benchmark."""
+    result = colour(problem, time_limit=time_limit)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    return result
 
 
 def _omnimalloc(problem: Problem, allocator: str) -> int:

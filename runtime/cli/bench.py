@@ -2,42 +2,53 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from runtime.cli.errors import one_line_errors
+from runtime.cli.options import Debug, Json, Rounds, StrategyName, Threads
 from runtime.cli.output import console, print_json, progress
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure ours and its peers, interleaved in one process.")
 
 
+class _Strategy(StrEnum):
+    """Strategies with an attention matrix; the fused plan is measured besides."""
+
+    AUTO = StrategyName.AUTO.value
+    MATERIALIZED = StrategyName.MATERIALIZED.value
+    SLICED = StrategyName.SLICED.value
+    TRACED = StrategyName.TRACED.value
+
+
 @bench_app.command("attention")
 def bench_attention_command(
-    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds a shape.")] = 15,
-    threads: Annotated[int, typer.Option(min=1, help="Threads for every contender.")] = 2,
-    strategy: Annotated[str, typer.Option(help="Strategy of our plan.")] = "sliced",
+    rounds: Rounds = 15,
+    threads: Threads = 2,
+    strategy: Annotated[_Strategy, typer.Option(help="Strategy of our plan.")] = _Strategy.SLICED,
     smoke: Annotated[bool, typer.Option("--smoke", help="One tiny shape, to see that it works.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """The planned attention backward beside eager's and torch.compile's (Inductor)."""
     with one_line_errors(debug):
         from runtime.bench.attention import SHAPES, bench_attention
 
         shapes = ((2, 2, 32, 32),) if smoke else SHAPES
-        report = bench_attention(shapes, rounds=rounds, threads=threads, strategy=strategy, progress=progress)
+        report = bench_attention(shapes, rounds=rounds, threads=threads, strategy=strategy.value, progress=progress)
         show(report, as_json)
 
 
 @bench_app.command("step")
 def bench_step_command(
-    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds a model.")] = 15,
-    threads: Annotated[int, typer.Option(min=1, help="Threads for every contender.")] = 2,
+    rounds: Rounds = 15,
+    threads: Threads = 2,
     smoke: Annotated[bool, typer.Option("--smoke", help="Tiny models, to see that it works.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """A training step of GPT-2 and BERT through TrainingStep beside eager's and Inductor's."""
     with one_line_errors(debug):
@@ -49,12 +60,12 @@ def bench_step_command(
 
 @bench_app.command("update")
 def bench_update_command(
-    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds a choice of precision.")] = 15,
-    threads: Annotated[int, typer.Option(min=1, help="Threads for every contender.")] = 2,
+    rounds: Rounds = 15,
+    threads: Threads = 2,
     numel: Annotated[int, typer.Option("--parameters", min=1, help="Parameters in all.")] = 25_000_000,
     smoke: Annotated[bool, typer.Option("--smoke", help="Few parameters, to see that it works.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """The fused AdamW update beside torch.optim with FP32 copies, and the memory's bandwidth."""
     with one_line_errors(debug):
@@ -71,11 +82,11 @@ def bench_pack_command(
         list[Path] | None,
         typer.Argument(help="Problems as CSV; without any, synthetic training steps and random ones."),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds a problem.")] = 3,
+    rounds: Rounds = 3,
     time_limit: Annotated[float, typer.Option(min=0.0, help="Seconds our search may take.")] = 10.0,
     smoke: Annotated[bool, typer.Option("--smoke", help="Small synthetic problems, one round.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Packing beside omnimalloc's greedy portfolio, where that is installed."""
     with one_line_errors(debug):

@@ -18,7 +18,8 @@ from planner.report.svg import offset_map_svg
 from planner.trace import trace
 from runtime.attention import build_attention
 from runtime.check import Check, check_against_eager
-from runtime.cli.errors import FAILED, one_line_errors, say
+from runtime.cli.errors import FAILED, CallError, one_line_errors, say
+from runtime.cli.options import Debug, Json, require_outputs
 from runtime.cli.output import console, print_json, size
 
 BATCH, HEADS, LENGTH, HIDDEN = 4, 8, 256, 256
@@ -28,13 +29,16 @@ def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write the plan and the offset map.")] = Path(
         "arenaplan-demo"
     ),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Trace, plan, run and check a self-attention backward; write its plan and offset map."""
     with one_line_errors(debug):
         started = time.perf_counter()
+        if out.exists() and not out.is_dir():
+            raise CallError(f"--out {out}: it is a file; name a directory")
         out.mkdir(parents=True, exist_ok=True)
+        require_outputs([out / name for name in ("plan.json", "offset_map.html", "offset_map.svg")])
         rows: list[tuple[str, Plan, Check]] = []
         for dropout in (0.1, 0.0):
             module, x = build_attention(BATCH, HEADS, LENGTH, HIDDEN, dropout=dropout, device="cpu")

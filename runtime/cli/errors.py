@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import typer
 
 from planner.errors import CapacityError, PlannerError, VerificationError
+from runtime.cli.interrupts import ended_in_order
 from runtime.errors import ArenaError, ArenaMemoryError
 
 #: The work was done and failed: a check, a budget, a full disk.
@@ -43,7 +44,8 @@ def one_line_errors(debug: bool = False) -> Iterator[None]:
         typer.Exit: with status 1, 2 or 130.
     """
     try:
-        yield
+        with ended_in_order():
+            yield
     except BrokenPipeError:
         raise  # The reader went away (`| head`); the command framework ends quietly.
     except (PlannerError, ArenaError, CallError, OSError, MemoryError) as error:
@@ -70,7 +72,9 @@ def exit_status(error: BaseException) -> int:
 def describe(error: BaseException) -> str:
     """The error as one line, the file first where the system names one."""
     if isinstance(error, OSError) and error.strerror:
-        text = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+        unnamed = "standard output, or a temporary file" if error.errno in _FAILED_ERRNO else ""
+        where = error.filename if error.filename is not None else unnamed
+        text = f"{where}: {error.strerror}" if where else error.strerror
     elif isinstance(error, MemoryError):
         text = f"not enough memory{f': {error}' if str(error) else ''}"
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +15,8 @@ from planner.estimate import Architecture, Estimate, Family, Phase
 from planner.estimate.architecture import size_of
 from planner.report.facts import size_text
 from runtime.cli.errors import CallError, one_line_errors
+from runtime.cli.interrupts import stopped_at_once
+from runtime.cli.options import Debug, Json
 
 #: What `inference` computes in where neither the call nor the model says.
 _PRECISION = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -22,7 +24,18 @@ _FILES = ("model.safetensors.index.json", "model.safetensors")
 _SIZES = "--layers, --hidden, --heads and --vocabulary"
 
 
+#: Options, by parameter name, that describe a model of sizes given; that say something of training, or of inference.
+_OF_SIZES = frozenset(
+    "family layers hidden heads kv_heads head_size intermediate vocabulary tied".split(),
+)
+_OF_TRAINING = frozenset("optimizer update zero gpus live_parameters drop_logits no_dropout".split())
+_OF_INFERENCE = frozenset("new_tokens logits weights".split())
+#: All that a traced program leaves to say.
+_OF_PROGRAM = frozenset("model inference optimizer update device_memory as_json debug".split())
+
+
 def estimate(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(metavar="MODEL", help="A preset (gpt2, llama-3-8b, …), a config.json, or FILE.py:FACTORY."),
@@ -58,8 +71,8 @@ def estimate(
     intermediate: Annotated[int | None, typer.Option(help="Inner width of the MLP, F; 4·H if not given.")] = None,
     vocabulary: Annotated[int | None, typer.Option(help="Vocabulary, V.")] = None,
     tied: Annotated[bool, typer.Option("--tied", help="The head's matrix is the embedding.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Estimate what a model needs: each term with its formula, the total, and what fits."""
     with one_line_errors(debug):
@@ -68,20 +81,13 @@ def estimate(
             "layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads,
             "head_size": head_size, "intermediate": intermediate, "vocabulary": vocabulary,
         }  # fmt: skip
-        if model is not None and ".py:" in model:
-            if any(value is not None for value in sizes.values()) or weights is not None or zero or gpus != 1:
-                raise CallError(
-                    f"{model}: a traced program has its own sizes; leave out sizes, --weights, --zero, --gpus"
-                )
-            if batch != 1 or length is not None or precision is not None or attention != "fused" or new_tokens:
-                raise CallError(f"{model}: batch, length, precision and attention are the program's; set them there")
+        _require_fitting(context, model, inference=inference)
+        if model is not None and _is_program(model):
             found = _traced(model, optimizer, update, inference=inference)
             _print(found, {}, memory, as_json=as_json)
             return
         architecture = _architecture(model, family, sizes, tied=tied)
         checkpoint = _checkpoint(model, weights) if inference else None
-        if weights is not None and not inference:
-            raise CallError("--weights: the dtypes of a checkpoint are those of inference; add --inference")
 
         def made(batch: int, length: int | None) -> Estimate:
             if inference:
@@ -118,19 +124,46 @@ def estimate(
         _print(found, limits, memory, as_json=as_json)
 
 
+def _is_program(model: str) -> bool:
+    return ".py:" in model
+
+
+def _require_fitting(context: typer.Context, model: str | None, *, inference: bool) -> None:
+    """Refuse options that would change nothing, rather than ignore them."""
+    given = {
+        parameter.name or "": parameter.opts[0]
+        for parameter in context.command.params
+        if getattr(context.get_parameter_source(parameter.name or ""), "name", "") == "COMMANDLINE"
+    }
+
+    def refuse(names: Iterable[str], reason: str) -> None:
+        wrong = [option for name, option in given.items() if name in names]
+        if wrong:
+            raise CallError(f"{', '.join(wrong)}: {reason}")
+
+    if model is not None and _is_program(model):
+        reason = f"a traced program has its own sizes, batch, precision and device; leave it out, or set it in {model}"
+        refuse(given.keys() - _OF_PROGRAM, reason)
+    elif model is not None:
+        refuse(_OF_SIZES, f"{model} has its own sizes; leave it out, or name no model")
+    if inference:
+        refuse(_OF_TRAINING, "it is of training only; leave it out, or leave out --inference")
+    else:
+        refuse(_OF_INFERENCE, "it is of inference only; leave it out, or add --inference")
+
+
 def _architecture(model: str | None, family: str, sizes: dict[str, int | None], *, tied: bool) -> Architecture:
     """The model named, or the one the sizes describe."""
     given = {name: value for name, value in sizes.items() if value is not None}
     if model is not None:
-        if given:
-            raise CallError(f"{model}: it has its own sizes; leave out --{next(iter(given)).replace('_', '-')}")
         path = Path(model)
         if path.suffix == ".json" or path.is_dir() or len(path.parts) > 1:
             return formulas.read_config(path)
         return formulas.preset(model)
-    missing = [name for name in ("layers", "hidden", "heads", "vocabulary") if name not in given]
+    missing = [f"--{name}" for name in ("layers", "hidden", "heads", "vocabulary") if name not in given]
     if missing:
-        raise CallError(f"name a preset, a config.json or FILE.py:FACTORY, or give {_SIZES} (missing: {missing[0]})")
+        lacking = f" (missing: {', '.join(missing)})" if given else ""
+        raise CallError(f"name a preset, a config.json or FILE.py:FACTORY, or give {_SIZES}{lacking}")
     try:
         kind = Family(family)
     except ValueError:
@@ -171,10 +204,11 @@ def _traced(target: str, optimizer: str, update: str, *, inference: bool) -> Est
     """Trace and plan ``FILE.py:FACTORY``; the only path that needs torch."""
     import sys
 
-    from planner.pipeline import plan
-    from planner.trace import trace
-    from planner.trace.eager import eager_memory
-    from runtime.cli.plan_module import load_factory
+    with stopped_at_once():
+        from planner.pipeline import plan
+        from planner.trace import trace
+        from planner.trace.eager import eager_memory
+        from runtime.cli.plan_module import load_factory
 
     mode = "forward" if inference else "joint"
     with redirect_stdout(sys.stderr):

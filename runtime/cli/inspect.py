@@ -23,7 +23,8 @@ from planner.report.snapshot import snapshot_json, snapshot_pickle
 from planner.report.svg import offset_map_svg
 from planner.report.terminal import fitting_width, offset_map_colours
 from planner.report.text import WIDTH, offset_map, step_text, tensor_text
-from runtime.cli.errors import CallError, one_line_errors, say
+from runtime.cli.errors import one_line_errors, say
+from runtime.cli.options import Debug, Json, require_outputs
 
 
 def inspect(
@@ -38,11 +39,12 @@ def inspect(
     ] = None,
     at: Annotated[int | None, typer.Option(metavar="STEP", help="Show what is alive at this step.")] = None,
     tensor: Annotated[str | None, typer.Option(metavar="NAME", help="Show everything about this tensor.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Show a plan's offset map: what lies where in the arena, and when."""
     with one_line_errors(debug):
+        require_outputs([html, svg, csv, chrome_trace, snapshot], read=[plan_file, compare])
         plan = load_plan(plan_file)
         other = None if compare is None else load_plan(compare)
         text, facts = _report(plan, at, tensor)  # Before any file is written: the call may be wrong.
@@ -58,7 +60,6 @@ def inspect(
             ("chrome_trace", chrome_trace, lambda plan: offset_map_chrome_trace(plan).encode()),
             ("snapshot", snapshot, snapshot_json if _is_json(snapshot) else snapshot_pickle),
         )
-        _distinct([plan_file, compare, html, svg, csv, chrome_trace, snapshot])
         for kind, path, write in writers:
             if path is not None:
                 write_whole(path, write(plan))
@@ -68,18 +69,6 @@ def inspect(
             print(json.dumps({**plan.summary(), **facts, "written": written}, indent=2))
         elif text or not written:
             _print(text) if text else _print_map(plan)
-
-
-def _distinct(paths: list[Path | None]) -> None:
-    """Raise `CallError` if a file would be written twice, or over one that is read."""
-    found: set[Path] = set()
-    for path in paths[2:]:
-        if path is None or (path.exists() and not path.is_file()):  # a device takes any number
-            continue
-        whole = path.resolve()
-        if whole in found or whole in {read.resolve() for read in paths[:2] if read is not None}:
-            raise CallError(f"{path} is named twice, or is a plan that is read; write each format to a file of its own")
-        found.add(whole)
 
 
 def _is_json(path: Path | None) -> bool:

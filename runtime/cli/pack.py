@@ -16,6 +16,7 @@ from planner.errors import CapacityError
 from planner.packing_file import read_problem, write_packing
 from planner.problem import Colouring, Problem
 from runtime.cli.errors import FAILED, CallError, one_line_errors, say
+from runtime.cli.options import Debug, Json, require_outputs
 
 
 def pack(
@@ -25,8 +26,8 @@ def pack(
     ] = None,
     time_limit: Annotated[float, typer.Option(help="Seconds to search.")] = 10.0,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the packing here, as CSV.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option(help="Show the traceback of an error.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Pack a bare allocation problem: offsets for lifetimes, of the least peak, or within a capacity."""
     with one_line_errors(debug):
@@ -34,10 +35,11 @@ def pack(
             raise CallError(f"--time-limit {time_limit} is not a number of seconds")
         if capacity is not None and capacity < 0:
             raise CallError(f"--capacity {capacity} is negative")
+        require_outputs([output])
         task = read_problem(problem, capacity)
         start = time.perf_counter()
         try:
-            colouring = colour(task, time_limit=time_limit, progress=say)
+            colouring = colour(task, time_limit=time_limit, progress=say, source=str(problem))
         except CapacityError as error:
             if as_json:
                 typer.echo(json.dumps(_misfit(task, error, time.perf_counter() - start), indent=2))

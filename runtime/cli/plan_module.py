@@ -16,8 +16,23 @@ import typer
 from planner.pipeline import plan
 from planner.trace import trace
 from runtime.check import check_against_eager
-from runtime.cli.attention import PassName, StrategyName, require_device
 from runtime.cli.errors import CallError, one_line_errors
+from runtime.cli.options import (
+    Alignment,
+    Budget,
+    Debug,
+    Device,
+    Json,
+    Pass,
+    PassName,
+    PlanOutput,
+    Run,
+    Steps,
+    Strategy,
+    StrategyName,
+    require_device,
+    require_outputs,
+)
 from runtime.cli.output import finish, progress
 
 
@@ -25,20 +40,21 @@ def plan_module(
     target: Annotated[
         str, typer.Argument(metavar="FILE.py:FACTORY", help="A function returning (module, inputs[, loss]).")
     ],
-    pass_name: Annotated[PassName, typer.Option("--pass", help="What to plan.")] = PassName.BACKWARD,
-    strategy: Annotated[StrategyName, typer.Option(help="How to hold attention matrices.")] = StrategyName.AUTO,
-    budget: Annotated[str | None, typer.Option(help="The arena may not be larger, such as 8GiB.")] = None,
-    alignment: Annotated[int, typer.Option(help="Bytes every offset is a multiple of.")] = 256,
-    run: Annotated[bool, typer.Option("--run", help="Execute it and compare with eager.")] = False,
-    steps: Annotated[int, typer.Option(min=2, help="Steps to run.")] = 5,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    output: Annotated[Path | None, typer.Option("-o", metavar="PLAN.json", help="Save the plan.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    pass_name: Pass = PassName.BACKWARD,
+    strategy: Strategy = StrategyName.AUTO,
+    budget: Budget = None,
+    alignment: Alignment = 256,
+    run: Run = False,
+    steps: Steps = 5,
+    device: Device = "cpu",
+    output: PlanOutput = None,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Plan the module that FACTORY() returns as (module, example_inputs) or (module, example_inputs, loss_fn)."""
     with one_line_errors(debug):
         require_device(device)
+        require_outputs([output])
         with redirect_stdout(sys.stderr):  # what the user's code prints is not the result
             module, inputs, loss = load_factory(target)
             graph = trace(module, inputs, loss=loss, mode=pass_name.value, attention=strategy.traced)
@@ -66,16 +82,20 @@ def load_factory(target: str) -> tuple[Callable[..., Any], Any, Callable[[Any], 
     path = Path(file)
     if not file or not name.isidentifier():
         raise CallError(f"{target}: write FILE.py:FACTORY, the name of a function in the file")
+    if path.is_dir():
+        raise CallError(f"{path}: it is a directory; name the Python file in it, as in {path / 'model.py'}:{name}")
     if not path.is_file():
-        raise CallError(f"{path}: no such file")
+        raise CallError(f"{path}: no such file; write FILE.py:FACTORY")
     spec = importlib.util.spec_from_file_location(f"arenaplan_user_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise CallError(f"{path}: not a Python file")
+        raise CallError(f"{path}: not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.insert(0, str(path.resolve().parent))
+    doing = "loading it"
     try:
         spec.loader.exec_module(module)
+        doing = f"{name}()"
         factory = getattr(module, name, None)
         if not callable(factory):
             known = ", ".join(key for key, value in vars(module).items() if callable(value) and key[0] != "_") or "none"
@@ -84,16 +104,20 @@ def load_factory(target: str) -> tuple[Callable[..., Any], Any, Callable[[Any], 
     except (CallError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise CallError(f"{path}: {_where(error, path)} raised {type(error).__name__}: {error}") from error
+        cause = f"{type(error).__name__}: {error}"
+        raise CallError(f"{path}{_line(error, path)}: {doing} raised {cause}; mend it there") from error
     finally:
         sys.path.pop(0)
     return _parts(target, result)
 
 
-def _where(error: BaseException, path: Path) -> str:
-    """The line of the user's file an exception came from."""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path]
-    return f"line {lines[-1]}" if lines else "the file"
+def _line(error: BaseException, path: Path) -> str:
+    """The line of the user's file an exception came from, ``", line 3"``, or ``""``."""
+    whole = path.absolute()
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).absolute() == whole]
+    if isinstance(error, SyntaxError) and error.filename is not None and Path(error.filename).absolute() == whole:
+        lines.append(error.lineno)
+    return f", line {lines[-1]}" if lines else ""
 
 
 def _parts(target: str, result: Any) -> tuple[Callable[..., Any], Any, Callable[[Any], Any] | None]:

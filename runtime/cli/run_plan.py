@@ -15,8 +15,8 @@ from planner.plan import Plan
 from planner.plan_file import load_plan
 from planner.update import ordinary_values
 from runtime.check import spread
-from runtime.cli.attention import require_device
 from runtime.cli.errors import FAILED, one_line_errors, say
+from runtime.cli.options import Debug, Device, Json, Steps, require_device
 from runtime.cli.output import console, print_json
 from runtime.executor import ArenaRuntime
 from runtime.measure import allocations
@@ -24,12 +24,12 @@ from runtime.measure import allocations
 
 def run_plan(
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A saved plan.")],
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     check: Annotated[bool, typer.Option("--check", help="Compare with the same program, a buffer per tensor.")] = False,
-    steps: Annotated[int, typer.Option(min=2, help="Steps to run.")] = 5,
+    steps: Steps = 5,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the generated inputs.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Execute a saved plan; with --check, results must equal those of a run in which nothing shares memory."""
     with one_line_errors(debug):

@@ -21,6 +21,7 @@ from planner.snapshot import as_problem, device_figures, read_snapshot, replay, 
 from planner.snapshot.problem import ARENA_ALIGNMENT
 from planner.snapshot.records import DeviceRecord, Snapshot
 from runtime.cli.errors import FAILED, CallError, one_line_errors, say
+from runtime.cli.options import Debug, Json, require_outputs
 
 
 def snapshot(
@@ -33,8 +34,8 @@ def snapshot(
     top: Annotated[int, typer.Option(min=0, max=10_000, help="Blocks and places to name at the peak.")] = 10,
     alignment: Annotated[int, typer.Option(help="Bytes every offset of the arena is a multiple of.")] = ARENA_ALIGNMENT,
     time_limit: Annotated[float, typer.Option(help="Seconds to search for the arena of a device.")] = 60.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Say what a CUDA memory snapshot holds, and what a planned arena would need for the same trace."""
     with one_line_errors(debug):
@@ -42,6 +43,7 @@ def snapshot(
             raise CallError(f"--time-limit {time_limit} is not a number of seconds")
         if not 1 <= alignment <= 2**30 or alignment & (alignment - 1):
             raise CallError(f"--alignment {alignment}: use a power of two, such as {ARENA_ALIGNMENT}")
+        require_outputs([csv, svg], read=[file])
         taken = read_snapshot(file)
         chosen = _chosen(taken, device)
         for option, path in (("--csv", csv), ("--svg", svg)):
@@ -49,9 +51,10 @@ def snapshot(
                 numbers = ", ".join(str(record.device) for record in chosen)
                 raise CallError(f"{option} {path}: the file has the devices {numbers}; choose one with --device")
         taken = replace(taken, devices=())
-        reports = []
+        reports: list[DeviceReport] = []
         while chosen:  # Events are let go before the packing, which takes memory of its own.
             reports.append(_report(chosen, alignment, time_limit, top, csv))
+            time_limit = 0.0 if _interrupted(reports) else time_limit  # of the other devices, then
         if svg is not None:
             write_whole(svg, history_svg(reports[0], f"{file.name}, device {reports[0].history.device}").encode())
             say(f"wrote {svg}")
@@ -61,9 +64,13 @@ def snapshot(
             encoding = sys.stdout.encoding or "utf-8"
             text = history_text(taken, reports, width=_width())
             print(text.encode(encoding, errors="replace").decode(encoding), end="")
-        if any(report.packing is not None and report.packing.interrupted for report in reports):
+        if _interrupted(reports):
             say("interrupted; the planned arena is the best until then")
             raise typer.Exit(FAILED)
+
+
+def _interrupted(reports: list[DeviceReport]) -> bool:
+    return any(report.packing is not None and report.packing.interrupted for report in reports)
 
 
 def _chosen(taken: Snapshot, device: int | None) -> list[DeviceRecord]:

@@ -148,8 +148,8 @@ def test_a_factory_is_planned(tmp_path: Path) -> None:
     [
         (("gpt-2",), "near: gpt2"),
         ((), "name a preset"),
-        (("--layers", 2), "missing: hidden"),
-        (("gpt2", "--layers", 2), "leave out --layers"),
+        (("--layers", 2), "missing: --hidden, --heads, --vocabulary)"),
+        (("gpt2", "--layers", 2), "--layers: gpt2 has its own sizes"),
         (("gpt2", "-B", 0), "batch=0"),
         (("gpt2", "-B", -4), "batch=-4"),
         (("gpt2", "-L", 2000), "1024 positions"),
@@ -170,8 +170,12 @@ def test_a_factory_is_planned(tmp_path: Path) -> None:
         (("--layers", 1, "-H", -8, "-N", 2, "--vocabulary", 9), "hidden=-8"),
         (("--layers", 1, "-H", 8, "-N", 0, "--vocabulary", 9), "heads=0"),
         (("absent.py:step",), "no such file"),
-        (("absent.py:step", "--zero", 1), "leave out"),
-        (("absent.py:step", "-B", 4), "set them there"),
+        (("absent.py:step", "--zero", 1), "leave it out"),
+        (("absent.py:step", "-B", 4), "set it in absent.py:step"),
+        (("absent.py:step", "--device", "tpu"), "--device: "),
+        (("gpt2", "--family", "x"), "--family: "),
+        (("gpt2", "--logits", "x"), "--logits: it is of inference only"),
+        (("gpt2", "--inference", "--zero", 0, "--optimizer", "x"), "--optimizer, --zero: it is of training only"),
     ],
 )
 def test_a_wrong_call_is_one_line_and_status_2(arguments: tuple[object, ...], said: str) -> None:

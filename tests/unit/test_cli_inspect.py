@@ -96,7 +96,7 @@ def test_wrong_calls_exit_2_with_one_line(saved, tmp_path):
         ((saved, "--at", 4), "the plan has the steps 0 to 3"),
         ((saved, "--at", -1), "the plan has the steps 0 to 3"),
         ((saved, "--tensor", "grad_y", "--html", tmp_path / "m.html"), "near: grad_x"),
-        ((saved, "--svg", tmp_path / "missing" / "m.svg"), "not written: No such file"),
+        ((saved, "--svg", tmp_path / "missing" / "m.svg"), "not written: there is no directory"),
     ):
         result = run(*arguments)
         assert result.exit_code == 2

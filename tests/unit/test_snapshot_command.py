@@ -310,7 +310,7 @@ def test_bad_calls_exit_2_with_one_line(saved, tmp_path, monkeypatch):
     assert "--time-limit nan" in one_error(run(saved, "--time-limit", "nan"))
     assert "--alignment 3: use a power of two" in one_error(run(saved, "--alignment", 3))
     assert "--alignment 0" in one_error(run(saved, "--alignment", 0))
-    assert "not written: No such file" in one_error(run(saved, "--csv", tmp_path / "missing" / "t.csv"))
+    assert "not written: there is no directory" in one_error(run(saved, "--csv", tmp_path / "missing" / "t.csv"))
     assert run(saved, "--top", -1).exit_code == 2
     assert run().exit_code == 2
 

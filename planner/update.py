@@ -16,10 +16,16 @@ from planner.operators import CHECK_GRADIENTS, COPY, UPDATE
 from planner.plan import Placement, Plan, Unplanned, padded
 from planner.verify import verify
 
-#: Elements of the control block, all float64: whether gradients are checked, the largest norm allowed (infinite for
-#: none), and what the check found: overflow (0 or 1), the factor the update multiplies gradients by, their norm.
-CHECKED, MAX_NORM, FOUND, FACTOR, NORM = range(5)
-CONTROL_NUMEL = 5
+#: Elements of the control block, all float64. What the check writes: overflow (0 or 1), the factor the update
+#: multiplies gradients by, their norm (NaN where it was not needed), steps skipped so far, and the loss scale with what
+#: it goes by: steps since it last changed, overflows in a row, and whether there was one at its floor.
+FOUND, FACTOR, NORM, SKIPPED, SCALE, GOOD_STEPS, IN_A_ROW, FLOORED = range(8)
+#: What it is told: whether to look for overflow, the largest norm allowed (infinite for none), and how the loss scale
+#: grows, backs off, after how many good steps it grows, and its bounds.
+CHECKED, MAX_NORM, GROWTH, BACKOFF, INTERVAL, MIN_SCALE, MAX_SCALE = range(8, 15)
+CONTROL_NUMEL = 15
+#: A control block before its first step, with the loss scale's ordinary settings.
+_CONTROL = (0.0, 1.0, math.nan, 0.0, 65536.0, 0.0, 0.0, 0.0, 1.0, math.inf, 2.0, 0.5, 2000.0, 1.0, 16777216.0)
 #: A row of ordinary settings by rule, in the order of the runtime's: AdamW's defaults, and plain gradient descent.
 _ORDINARY = {"adam": (1e-3, 0.9, 0.999, 1e-8, 0.01, 1.0, 1.0), "sgd": (1e-3, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)}
 _BOTTOM = frozenset({Role.PARAMETER, Role.BUFFER, Role.PARAMETER_GRADIENT})
@@ -67,8 +73,8 @@ class Update:
         launches: one for each dtype.
         settings: learning rate and so on, a row of float64 for each parameter group.
         control: what the check is told and what it finds; `CONTROL_NUMEL` float64.
-        scale: name of the graph's state that the loss was multiplied by, or ``None``.
-        scratch_nbytes: what the kernels allocate outside the arena at most, at once.
+        scale: name of the graph's state that the loss was multiplied by, which the check adapts, or ``None``.
+        scratch_nbytes: what the kernels hold outside the arena at most, at once.
     """
 
     rule: str
@@ -193,7 +199,7 @@ def ordinary_values(graph: Graph) -> dict[str, tuple[float, ...]]:
         if isinstance(settings, TensorRef) and isinstance(control, TensorRef) and row is not None:
             table = graph.tensors[settings.tensor]
             found[table.name] = row * (table.numel // len(row))
-            found[graph.tensors[control.tensor].name] = (1.0, math.inf, 0.0, 1.0, 0.0)
+            found[graph.tensors[control.tensor].name] = _CONTROL
     return found
 
 
@@ -260,7 +266,8 @@ class _Builder:
         scale = None if update.scale is None else self._parameter(update.scale)
         control = self._blocks[update.control.name]
         arguments: tuple[Argument, ...] = (gradients, TensorRef(control), scale)
-        self.operations.append(Operation("check_gradients", CHECK_GRADIENTS, arguments, (), (control,)))
+        changed = (control,) if scale is None else (control, scale.tensor)
+        self.operations.append(Operation("check_gradients", CHECK_GRADIENTS, arguments, (), changed))
 
     def _launch(self, update: Update, launch: Launch) -> None:
         parameters = tuple(self._parameter(name) for name in launch.parameters)

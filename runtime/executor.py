@@ -66,7 +66,7 @@ class ArenaRuntime:
         self._constants = tuple((self._view(port), self._constant(port)) for port in graph.constants)
         self._input_at = {port.tensor: position for position, port in enumerate(graph.inputs)}
         self._state_at = {port.tensor: position for position, (port, _, _) in enumerate(self._states)}
-        self._triton = _uses_triton(kernels, self.arena.device)
+        self._triton = uses_triton(kernels, self.arena.device)
         self._program = _program(graph, self.views, triton=self._triton)
         self._aliases = self._overlapping_inputs()
 
@@ -276,7 +276,7 @@ def _fused(graph: Graph, views: list[torch.Tensor]) -> tuple[dict[int, Call], fr
     return launches, frozenset(position for fusion in found for position in fusion.dropped)
 
 
-def _uses_triton(kernels: str, device: torch.device) -> bool:
+def uses_triton(kernels: str, device: torch.device) -> bool:
     """Whether to bind Triton's kernels: where asked for, or on a GPU where it is installed."""
     if kernels not in ("auto", "triton", "aten"):
         raise ArenaError(f"kernels {kernels!r} are unknown; use auto, triton or aten")

@@ -21,10 +21,10 @@ from planner.trace import trace
 from planner.update import with_own_gradients, with_update
 from runtime.arena import Arena
 from runtime.errors import ArenaError, InputError
-from runtime.executor import ArenaRuntime
+from runtime.executor import ArenaRuntime, uses_triton
 from runtime.mixed_precision import Amp, initialize
 from runtime.optimizer.base import FusedOptimizer
-from runtime.optimizer.planned import PlannedUpdate
+from runtime.optimizer.planned import PlannedUpdate, takes_triton
 from runtime.optimizer.scaling import LossScaler
 
 #: Batch shapes a step keeps plans for; the one unused for longest is planned again when it comes back.
@@ -49,12 +49,13 @@ class TrainingStep:
             scalar, or an output with ``loss``).
         example_batch: a tuple of the model's positional inputs and the target, or a dict of keyword inputs.
         optimizer: if given, every step ends with its update and cleared gradients. The update of a fused optimizer
-            (`runtime.optimizer`) is part of the plan on a CPU, its states lie in the arena, and ``optimizer.step()`` is
-            not called; any other optimizer's ``step()`` follows the plan.
+            (`runtime.optimizer`) is part of the plan, its states lie in the arena, and ``optimizer.step()`` is not
+            called; any other optimizer's ``step()`` follows the plan.
         precision: ``"fp32"``, ``"fp16"`` or ``"bf16"``: as `runtime.initialize`, which converts model and optimizer.
         scaler: of the loss; by default a `LossScaler` for ``"fp16"``, and none otherwise.
         device, strategy, budget, recompute: as `planner.plan`.
         attention: as `planner.trace`: ``"fused"`` holds no attention matrix where the model calls PyTorch's attention.
+        kernels: as `ArenaRuntime`.
         progress: called with a line of text while planning.
 
     After a step each parameter's ``grad`` is a view of the arena; as in PyTorch, a step adds to gradients that were
@@ -78,13 +79,15 @@ class TrainingStep:
         attention: str = "math",
         budget: str | int | None = None,
         recompute: bool = True,
+        kernels: str = "auto",
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self._options: dict[str, Any] = {"strategy": strategy, "budget": budget, "recompute": recompute}
         self._attention = attention
-        self._device = device
+        self._device = torch.device(device)
+        self._kernels = kernels
         self._progress = progress
         self._runs: OrderedDict[tuple[Any, ...], ArenaRuntime] = OrderedDict()
         self._arena: Arena | None = None
@@ -117,7 +120,7 @@ class TrainingStep:
         run.write_back(leaves)
         loss = self._keep(run)
         if self._update is not None:
-            self._stepped = self._update.finish()
+            self._update.finish()
             return loss
         self._attach(run, held)
         if self.amp is not None:
@@ -127,8 +130,12 @@ class TrainingStep:
 
     @property
     def stepped(self) -> bool:
-        """Whether the last step changed the parameters: not if gradients overflowed and the loss scale went down."""
-        return self._stepped
+        """Whether the last step changed the parameters: not if gradients overflowed and the loss scale went down.
+
+        On a GPU, steps with a planned update wait for nothing; this does, as do ``step.scaler.get_scale()`` and the
+        optimizer's ``skipped_steps`` and ``grad_norm``, once after a step.
+        """
+        return self._stepped if self._update is None else self._update.stepped
 
     @property
     def scaler(self) -> LossScaler | None:
@@ -178,7 +185,7 @@ class TrainingStep:
             made = self._with_update(partial(plan, graph, progress=self._progress, alignment=_ALIGNMENT))
         if self._arena is None or self._arena.nbytes < made.arena_nbytes:
             self._grow(made)
-        return ArenaRuntime(made, device=self._device, arena=self._arena)
+        return ArenaRuntime(made, device=self._device, arena=self._arena, kernels=self._kernels)
 
     def _with_update(self, planned: Callable[..., Plan]) -> Plan:
         """The plan that ends with the update, the budget being that of both together."""
@@ -211,24 +218,28 @@ class TrainingStep:
         return amp
 
     def _planned_update(self) -> PlannedUpdate | None:
-        """The update as part of the plan, for a fused optimizer on a CPU."""
+        """The update as part of the plan, for a fused optimizer: on a CPU, or by the Triton kernels."""
         if not isinstance(self.optimizer, FusedOptimizer) or self.amp is None:
             return None
-        if torch.device(self._device).type != "cpu":
+        deferred = uses_triton(self._kernels, self._device) and takes_triton(self.optimizer, self._device)
+        if self._device.type != "cpu" and not deferred:
             self.optimizer.follow()
             return None
         names = {id(parameter): _PREFIX + name for name, parameter in self.model.named_parameters()}
-        return PlannedUpdate(self.optimizer, names, self.amp.scaler, _SCALE if self.amp.scaler.enabled else None)
+        scaler = self.amp.scaler
+        scale = (_SCALE, self._program.loss_scale) if scaler.enabled else None
+        return PlannedUpdate(self.optimizer, names, scaler, scale, device=self._device, deferred=deferred)
 
     def _prepare(self) -> None:
         """Write the loss scale and the optimizer's settings where the plan reads them."""
         if self._update is not None and not self._update.is_current:
+            self._update.settle()
             self._unlink()  # the optimizer was rebuilt: by a new parameter group, or a loaded state of another kind
             self._runs.clear()
             self._update = self._planned_update()
-        if self.amp is not None and self.amp.scaler.enabled:
-            self._program.loss_scale.fill_(self.amp.scaler.get_scale())
         if self._update is None:
+            if self.amp is not None and self.amp.scaler.enabled:
+                self._program.loss_scale.fill_(self.amp.scaler.get_scale())
             return
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
@@ -250,7 +261,7 @@ class TrainingStep:
         self._arena = Arena(made.arena_nbytes, made.alignment, self._device)
         plans = {key: run.plan for key, run in self._runs.items()}
         for key, other in plans.items():
-            self._runs[key] = ArenaRuntime(other, device=self._device, arena=self._arena)
+            self._runs[key] = ArenaRuntime(other, device=self._device, arena=self._arena, kernels=self._kernels)
 
     def _unlink(self) -> None:
         """Move what lies in the arena out of it, before the arena goes."""
@@ -331,7 +342,8 @@ class _Program(nn.Module):
     def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None, *, scaled: bool = False) -> None:
         super().__init__()
         if scaled:
-            self.register_buffer(_SCALE, torch.ones(()), persistent=False)
+            near = next((parameter.device for parameter in model.parameters()), None)
+            self.register_buffer(_SCALE, torch.ones((), device=near), persistent=False)
         self.model = model
         self.loss_fn = loss_fn
         self.takes_target = loss_fn is not None and _positional(loss_fn) != 1

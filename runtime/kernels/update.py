@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,24 @@ import numpy as np
 import torch
 
 from planner.graph import Argument, Operation, TensorRef
-from planner.update import CHECKED, CONTROL_NUMEL, FACTOR, FOUND, MAX_NORM, NORM
+from planner.update import (
+    BACKOFF,
+    CHECKED,
+    CONTROL_NUMEL,
+    FACTOR,
+    FLOORED,
+    FOUND,
+    GOOD_STEPS,
+    GROWTH,
+    IN_A_ROW,
+    INTERVAL,
+    MAX_NORM,
+    MAX_SCALE,
+    MIN_SCALE,
+    NORM,
+    SCALE,
+    SKIPPED,
+)
 from runtime.errors import ArenaError
 from runtime.kernels.binding import Call, Context
 from runtime.optimizer import backends, codes
@@ -20,24 +38,52 @@ from runtime.optimizer.linking import dense_strides
 from runtime.optimizer.precision import Precision
 from runtime.optimizer.workspace import Slot, Workspace
 
+#: What makes the backend of a workspace: `backends.backend_for`, or one for a kernel of a caller's choice.
+BackendFor = Callable[[torch.device, torch.dtype], Any]
 _NOWHERE = Segment(0, 0, 0)
 #: Moments by rule and name; whether they have a sign.
 _MOMENTS = (("exp_avg", True), ("exp_avg_sq", False), ("momentum_buffer", True))
 
 
-def bind_check(operation: Operation, context: Context) -> list[Call]:
-    """Look for infinities and NaN in all gradients, and form their norm, as the control block says."""
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The operands of ``arenaplan.check_gradients``.
+
+    Attributes:
+        spaces: the gradients of each dtype.
+        control: the control block, float64.
+        scale: the loss scale, one float32, or ``None``.
+    """
+
+    spaces: list[Workspace]
+    control: torch.Tensor
+    scale: torch.Tensor | None
+
+
+def checked_check(operation: Operation, context: Context, backend_for: BackendFor) -> Check:
+    """What a check works on; raises `ArenaError` unless it is a check that this version knows."""
     given, place, scale = operation.arguments
     control = context.tensor(place)
-    if control.dtype is not torch.float64 or control.shape != (CONTROL_NUMEL,):
+    factor = None if scale is None else context.tensor(scale)
+    fits = control.dtype is torch.float64 and control.shape == (CONTROL_NUMEL,)
+    if not fits or (factor is not None and (factor.dtype is not torch.float32 or factor.numel() != 1)):
         raise ArenaError(f"operation {operation.name}: it is no check that this version knows; plan again")
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for view in _views(given, context):
         if view is not None:
             by_dtype.setdefault(view.dtype, []).append(view)
-    spaces = [_workspace(views, views, [0] * len(views), Precision("none"), (), 64) for views in by_dtype.values()]
-    factor = None if scale is None else context.tensor(scale).numpy().reshape(())
-    return [partial(_check, spaces, control.numpy(), factor)]
+    spaces = [
+        _workspace(views, views, [0] * len(views), Precision("none"), (), 64, backend_for)
+        for views in by_dtype.values()
+    ]
+    return Check(spaces, control, factor)
+
+
+def bind_check(operation: Operation, context: Context) -> list[Call]:
+    """Look for infinities and NaN in all gradients, form their norm, and adapt the loss scale, by the control block."""
+    found = checked_check(operation, context, backends.backend_for)
+    scale = None if found.scale is None else found.scale.numpy().reshape(())
+    return [partial(_check, found.spaces, found.control.numpy(), scale)]
 
 
 def _check(spaces: Sequence[Workspace], control: Any, scale: Any) -> None:
@@ -48,10 +94,48 @@ def _check(spaces: Sequence[Workspace], control: Any, scale: Any) -> None:
         norm = math.sqrt(sum(space.backend.squares(space) for space in spaces)) * factor
         factor *= min(1.0, float(control[MAX_NORM]) / (norm + 1e-6))
     control[FOUND], control[FACTOR], control[NORM] = found, factor, norm
+    control[SKIPPED] += found
+    if scale is not None:
+        _adapt(control)
+        scale[...] = control[SCALE]
 
 
-def bind_update(operation: Operation, context: Context) -> list[Call]:
-    """Update the parameters of one dtype, all in one launch, unless the check found an overflow.
+def _adapt(control: Any) -> None:
+    """`LossScaler.update` on the control block."""
+    if control[FOUND]:
+        control[GOOD_STEPS] = 0.0
+        control[IN_A_ROW] += 1.0
+        if control[SCALE] <= control[MIN_SCALE]:
+            control[FLOORED] = 1.0
+        control[SCALE] = max(control[SCALE] * control[BACKOFF], control[MIN_SCALE])
+        return
+    control[IN_A_ROW] = 0.0
+    control[GOOD_STEPS] += 1.0
+    if control[GOOD_STEPS] >= control[INTERVAL]:
+        control[GOOD_STEPS] = 0.0
+        control[SCALE] = min(control[SCALE] * control[GROWTH], control[MAX_SCALE])
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateOf:
+    """The operands of ``arenaplan.update``.
+
+    Attributes:
+        space: parameters, gradients and states of one dtype.
+        rule: as in `codes`.
+        settings, control: float64, in the arena.
+        seed: of random rounding.
+    """
+
+    space: Workspace
+    rule: int
+    settings: torch.Tensor
+    control: torch.Tensor
+    seed: int
+
+
+def checked_update(operation: Operation, context: Context, backend_for: BackendFor) -> UpdateOf:
+    """What an update works on.
 
     Raises:
         ArenaError: an operand is not what the update's layout asks for; the kernels go by addresses, so none may be.
@@ -71,6 +155,7 @@ def bind_update(operation: Operation, context: Context) -> list[Call]:
         Precision(master, states),
         moments,
         codes.TILE if states == "8bit" else 64,
+        backend_for,
         held,
         steps,
     )
@@ -90,7 +175,14 @@ def bind_update(operation: Operation, context: Context) -> list[Call]:
     )
     if not fits or not isinstance(seed, int):
         raise ArenaError(f"operation {operation.name}: it is no update that this version knows; plan again")
-    return [_Launched(space, codes.RULES[rule], settings.numpy().reshape(rows, -1), signals.numpy(), seed)]
+    return UpdateOf(space, codes.RULES[rule], settings, signals, seed)
+
+
+def bind_update(operation: Operation, context: Context) -> list[Call]:
+    """Update the parameters of one dtype, all in one launch, unless the check found an overflow."""
+    found = checked_update(operation, context, backends.backend_for)
+    settings = found.settings.numpy().reshape(-1, codes.SETTINGS)
+    return [_Launched(found.space, found.rule, settings, found.control.numpy(), found.seed)]
 
 
 def _texts(argument: Argument) -> tuple[str, ...]:
@@ -157,6 +249,7 @@ def _workspace(
     precision: Precision,
     moments: Sequence[tuple[str, bool]],
     alignment: int,
+    backend_for: BackendFor,
     blocks: dict[str, torch.Tensor] | None = None,
     steps: torch.Tensor | None = None,
 ) -> Workspace:
@@ -177,11 +270,13 @@ def _workspace(
         moments,
         link=False,
         alignment=alignment,
-        backend=backends.backend_for(parameters[0].device, parameters[0].dtype),
+        backend=backend_for(parameters[0].device, parameters[0].dtype),
         blocks=blocks if blocks is not None else {},
         steps=steps,
     )
-    if steps is not None and steps.numel() == len(slots):
+    if not space.backend.host:
+        space.separate()  # nobody looks at the counts of steps from the host
+    elif steps is not None and steps.numel() == len(slots):
         space.classify()
     space.collect()
     return space

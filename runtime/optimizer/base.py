@@ -66,6 +66,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._skipped: torch.Tensor | int = 0
         self._last_found: torch.Tensor | bool = False
         self._last_norm: torch.Tensor | float | None = None
+        self._pending: Callable[[], None] | None = None
         self._workspaces: tuple[Workspace, ...] = ()
         self._slots: dict[torch.Tensor, tuple[Workspace, Slot]] = {}
         self._left_out: list[torch.Tensor] = []
@@ -101,6 +102,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _update(self, grad_scale: Any, found_inf: Any) -> None:
+        self._settle()
         if any(parameter.grad is not None for parameter in self._left_out) or self._lacks_moments():
             self._build()
         if not all(workspace.collect() for workspace in self._workspaces):
@@ -160,11 +162,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._last_norm = None
         if self.max_grad_norm is not None:
             norm = squares.sqrt() * factor
-            self._last_norm = norm
+            self._last_norm = torch.where(found == 0, norm, math.nan)
             factor = factor * (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         self._last_found = found
         self._skipped = self._skipped + found
-        signal = torch.stack((factor.float(), found))
+        signal = torch.stack((found.double(), factor))
         for workspace in busy:
             if not workspace.backend.host:
                 here = signal.to(workspace.device, non_blocking=True)
@@ -193,17 +195,21 @@ class FusedOptimizer(torch.optim.Optimizer):
     @property
     def skipped_steps(self) -> int:
         """Steps that changed nothing because a gradient was not finite."""
+        self._settle()
         return int(self._skipped)
 
     @property
     def last_step_skipped(self) -> bool:
         """Whether the last step changed nothing because a gradient was not finite."""
+        self._settle()
         return bool(self._last_found)
 
     @property
     def grad_norm(self) -> float | None:
         """The norm of all gradients at the last step, unscaled, before clipping; ``None`` where it was not needed."""
-        return None if self._last_norm is None else float(self._last_norm)
+        self._settle()
+        norm = None if self._last_norm is None else float(self._last_norm)
+        return None if norm is None or math.isnan(norm) else norm
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients.
@@ -271,12 +277,26 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Show the states where they lie now, after their blocks were moved."""
         self._publish()
 
-    def record(self, found: bool, norm: float | None, launches: int) -> None:
-        """Take note of a step that was taken elsewhere, on the same memory: what `step` itself would have noted."""
-        self._last_found, self._last_norm = found, norm
-        self._skipped = self._skipped + found
-        self.launches = 0 if found else launches
+    def took(self, launches: int, settle: Callable[[], None]) -> None:
+        """Take note of a step that was taken elsewhere, on the same memory.
+
+        ``settle`` is called before somebody looks at what the step did, and then calls `settled`; until then nothing
+        waits for the device.
+        """
+        self.launches = launches
+        self._pending = settle
         self._opt_called = True  # what torch's schedulers look at
+
+    def settled(self, found: bool, norm: float, skipped: int) -> None:
+        """What the steps taken elsewhere did: the last one's overflow and norm, and how many more were skipped."""
+        self._pending = None
+        self._last_found, self._last_norm = found, norm
+        self._skipped = self._skipped + skipped
+
+    def _settle(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending()
 
     def state_blocks(self) -> dict[str, torch.Tensor]:
         """The flat states, by device, dtype of the parameters and name, such as ``cpu.float16.exp_avg``."""
@@ -395,6 +415,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             ValueError: groups differ in number or size.
             OptimizerError: a state's shape differs, or a group asks for what the fused update does not do.
         """
+        self._settle()
         loaded = dict(state_dict)
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             loaded = before(self, loaded) or loaded

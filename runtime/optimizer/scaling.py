@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from runtime.errors import LossScaleWarning, OptimizerError
 from runtime.optimizer.base import FusedOptimizer
+
+
+@dataclass(frozen=True, slots=True)
+class ScalerState:
+    """What a loss scaler changes from step to step.
+
+    Attributes:
+        scale: of the next loss.
+        good_steps: since the scale last changed.
+        skipped_in_a_row: updates with overflow since the last one without.
+    """
+
+    scale: float
+    good_steps: int
+    skipped_in_a_row: int
 
 
 class LossScaler:
@@ -25,10 +41,6 @@ class LossScaler:
         min_scale: its floor. Overflow at the floor cannot come from the scale, which a warning says once.
         max_scale: its ceiling.
         enabled: ``False`` makes every method do what it would for a scale of 1, without any check.
-
-    Attributes:
-        skipped_steps: optimizer steps that were skipped, in all.
-        skipped_in_a_row: updates with overflow since the last one without.
 
     Raises:
         OptimizerError: a factor or bound out of its range.
@@ -61,23 +73,37 @@ class LossScaler:
         self.min_scale = min_scale
         self.max_scale = max_scale
         self.enabled = enabled
-        self.skipped_steps = 0
-        self.skipped_in_a_row = 0
+        self._skipped = 0
+        self._in_a_row = 0
         self._scale = float(init_scale)
         self._good_steps = 0
+        self._pending: Callable[[], None] | None = None
         self._warned = False
         self._found: list[bool] = []
         self._unscaled: dict[int, bool] = {}
 
+    @property
+    def skipped_steps(self) -> int:
+        """Optimizer steps that were skipped, in all."""
+        self._settle()
+        return self._skipped
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        """Updates with overflow since the last one without."""
+        self._settle()
+        return self._in_a_row
+
     def get_scale(self) -> float:
         """The scale that the next loss is multiplied by."""
+        self._settle()
         return self._scale if self.enabled else 1.0
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times the scale; in FP32 if it is a float16, which the scale itself may overflow."""
         if not self.enabled:
             return loss
-        return (loss.float() if loss.dtype is torch.float16 else loss) * self._scale
+        return (loss.float() if loss.dtype is torch.float16 else loss) * self.get_scale()
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> bool:
         """Divide the gradients by the scale in place, for the caller to look at or clip; whether all are finite.
@@ -91,13 +117,48 @@ class LossScaler:
             return True
         if id(optimizer) in self._unscaled:
             raise OptimizerError("unscale_ was called twice before update(): the gradients are unscaled already")
-        finite = _unscale(optimizer, 1.0 / self._scale)
+        finite = _unscale(optimizer, 1.0 / self.get_scale())
         self._unscaled[id(optimizer)] = finite
         return finite
 
-    def note(self, stepped: bool) -> None:
-        """Take note of an optimizer step that was taken, or skipped, elsewhere; `update` then reckons with it."""
-        self._found.append(not stepped)
+    @property
+    def state(self) -> ScalerState:
+        """What changes from step to step."""
+        self._settle()
+        return ScalerState(self._scale, self._good_steps, self._in_a_row)
+
+    def took(self, settle: Callable[[], None]) -> None:
+        """Take note of updates made elsewhere, by the same rules.
+
+        ``settle`` is called before somebody looks at what they did, and then calls `settled`.
+        """
+        self._pending = settle
+
+    def awaits(self, settle: Callable[[], None]) -> bool:
+        """Whether nobody has looked yet at what those updates did."""
+        return self._pending == settle
+
+    def settled(self, state: ScalerState, skipped: int, *, floored: bool) -> None:
+        """What the updates made elsewhere left, how many steps they skipped, and whether one did at the floor.
+
+        Warns:
+            LossScaleWarning: as `update`.
+        """
+        self._pending = None
+        self._scale, self._good_steps, self._in_a_row = state.scale, state.good_steps, state.skipped_in_a_row
+        self._skipped += skipped
+        if floored:
+            self._warn()
+
+    def _settle(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, which takes no part in anybody's steps."""
+        self._settle()
+        return dict(self.__dict__)
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Step the optimizer with unscaled gradients, unless one of them is not finite; whether it stepped.
@@ -107,6 +168,7 @@ class LossScaler:
         if not self.enabled:
             optimizer.step()
             return True
+        self._settle()
         unscaled = self._unscaled.get(id(optimizer))
         if isinstance(optimizer, FusedOptimizer):
             done = self._step_fused(optimizer, unscaled)
@@ -138,18 +200,19 @@ class LossScaler:
         """
         if not self.enabled:
             return 1.0
+        self._settle()
         found, self._found = self._found, []
         self._unscaled.clear()
-        self.skipped_steps += sum(found)
+        self._skipped += sum(found)
         if not any(found):
-            self.skipped_in_a_row = 0
+            self._in_a_row = 0
             self._good_steps += bool(found)
             if self._good_steps >= self.growth_interval:
                 self._good_steps = 0
                 self._scale = min(self._scale * self.growth_factor, self.max_scale)
             return self._scale
         self._good_steps = 0
-        self.skipped_in_a_row += 1
+        self._in_a_row += 1
         if self._scale <= self.min_scale:
             self._warn()
         self._scale = max(self._scale * self.backoff_factor, self.min_scale)
@@ -161,7 +224,7 @@ class LossScaler:
         self._warned = True
         warnings.warn(
             f"the loss scale is at its floor of {self.min_scale:g} and gradients are still infinite or NaN "
-            f"({self.skipped_in_a_row} steps skipped in a row, {self.skipped_steps} in all): the scale is not the "
+            f"({self._in_a_row} steps skipped in a row, {self._skipped} in all): the scale is not the "
             "cause; look for NaN in the inputs or the loss, lower the learning rate, or keep that layer in float32",
             LossScaleWarning,
             stacklevel=3,
@@ -169,6 +232,7 @@ class LossScaler:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs to scale as this one would have."""
+        self._settle()
         return {
             "scale": self._scale,
             "growth_factor": self.growth_factor,
@@ -177,18 +241,20 @@ class LossScaler:
             "min_scale": self.min_scale,
             "max_scale": self.max_scale,
             "good_steps": self._good_steps,
-            "skipped_steps": self.skipped_steps,
-            "skipped_in_a_row": self.skipped_in_a_row,
+            "skipped_steps": self._skipped,
+            "skipped_in_a_row": self._in_a_row,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take a state over; `torch.amp.GradScaler`'s as well. What is missing stays as it is."""
+        self._settle()
         self._scale = float(state.get("scale", self._scale))
         self._good_steps = int(state.get("good_steps", state.get("_growth_tracker", self._good_steps)))
         for name in ("growth_factor", "backoff_factor", "min_scale", "max_scale"):
             setattr(self, name, float(state.get(name, getattr(self, name))))
-        for name in ("growth_interval", "skipped_steps", "skipped_in_a_row"):
-            setattr(self, name, int(state.get(name, getattr(self, name))))
+        self.growth_interval = int(state.get("growth_interval", self.growth_interval))
+        self._skipped = int(state.get("skipped_steps", self._skipped))
+        self._in_a_row = int(state.get("skipped_in_a_row", self._in_a_row))
         self._found.clear()
         self._unscaled.clear()
 

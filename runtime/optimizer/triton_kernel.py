@@ -25,6 +25,7 @@ _TILE, _COLUMNS, _SETTINGS = tl.constexpr(codes.TILE), tl.constexpr(codes.COLUMN
 _UP, _DOWN = tl.constexpr(2.0**codes.GRID_EXPONENT), tl.constexpr(2.0**-codes.GRID_EXPONENT)
 _UNIT = tl.constexpr(codes.UNIT_EXPONENT)
 _TINY = tl.constexpr(codes.TINY)
+_LEAST = tl.constexpr(2.0**-1022)
 _WHOLE = tl.constexpr(2.0**23)
 _PER_SIGNED, _PER_UNSIGNED = tl.constexpr(1 / codes.SIGNED_LEVELS), tl.constexpr(1 / codes.UNSIGNED_LEVELS)
 _SIGNED, _UNSIGNED = tl.constexpr(codes.SIGNED_LEVELS), tl.constexpr(codes.UNSIGNED_LEVELS)
@@ -162,9 +163,9 @@ def block_scale(x, inside):
 
 
 @triton.jit
-def one_minus_power(beta, log_beta, step):
-    """``1 − beta^step`` in float64."""
-    return 1.0 - tl.exp(log_beta * step)
+def one_minus_power(beta, step):
+    """``1 − beta^step`` in float64, for beta from 0 up; 0 counts as the least normal number, whose powers vanish."""
+    return 1.0 - tl.exp(tl.log(tl.maximum(beta, _LEAST)) * step)
 
 
 @triton.jit(do_not_specialize=["seed_key"])
@@ -191,23 +192,23 @@ def update_kernel(
 ):
     """One row of the table: offsets of parameter, gradient and state in elements, length, step, group.
 
-    ``signal`` holds what gradients are multiplied by, and whether one overflowed. ``settings`` is float64; its last
-    two columns are the logarithms of the betas. VECTOR: offsets of parameters and gradients are multiples of it.
+    ``signal``, float64 as ``settings``, holds whether a gradient overflowed, and what gradients are multiplied by.
+    VECTOR: offsets of parameters and gradients are multiples of it.
     """
     row = table + tl.program_id(0).to(tl.int64) * _COLUMNS
     at = tl.multiple_of(tl.load(row), VECTOR)
     gradient_at = tl.multiple_of(tl.load(row + 1), VECTOR)
     element = tl.multiple_of(tl.load(row + 2), 64)
     n = tl.load(row + 3)
-    setting = settings + tl.load(row + 5) * (_SETTINGS + 2)
+    setting = settings + tl.load(row + 5) * _SETTINGS
     step = tl.load(steps + tl.load(row + 4)).to(tl.float64) + 1.0
-    n = tl.where(tl.load(signal + 1) != 0.0, 0, n)
+    n = tl.where(tl.load(signal) != 0.0, 0, n)
     block = tl.arange(0, BLOCKS)
     within = block[:, None] * _TILE + tl.arange(0, _TILE)[None, :]
     inside = within < n
     lr = tl.load(setting)
     decay = tl.load(setting + 4)
-    factor = (tl.load(signal).to(tl.float64) * tl.load(setting + 6)).to(tl.float32)
+    factor = (tl.load(signal + 1) * tl.load(setting + 6)).to(tl.float32)
 
     raw = tl.load(gradients + gradient_at + within, mask=inside, other=0)
     if KIND == _FLOAT32:
@@ -236,8 +237,8 @@ def update_kernel(
         coupled = (decay * (1.0 - decoupled)).to(tl.float32)
         take1 = (1.0 - beta1).to(tl.float32)
         take2 = (1.0 - beta2).to(tl.float32)
-        size = (lr / one_minus_power(beta1, tl.load(setting + 7), step)).to(tl.float32)
-        root = (1.0 / tl.sqrt(one_minus_power(beta2, tl.load(setting + 8), step))).to(tl.float32)
+        size = (lr / one_minus_power(beta1, step)).to(tl.float32)
+        root = (1.0 / tl.sqrt(one_minus_power(beta2, step))).to(tl.float32)
         eps = tl.load(setting + 3).to(tl.float32)
         m = tl.load(first_moment + element + within, mask=inside, other=0)
         v = tl.load(second_moment + element + within, mask=inside, other=0)
@@ -330,39 +331,15 @@ def update_kernel(
             tl.store(target, bfloat_bits(bits).to(tl.int16), mask=inside)
 
 
-@triton.jit
-def scan_kernel(gradients, table, overflows, squares, KIND: tl.constexpr, VECTOR: tl.constexpr, BLOCKS: tl.constexpr):
-    """Of one row: 1 where a gradient is infinite or NaN, and Σ gradient² in float64."""
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.multiple_of(tl.load(table + row * _COLUMNS + 1), VECTOR)
-    n = tl.load(table + row * _COLUMNS + 3)
-    within = tl.arange(0, BLOCKS * _TILE)
-    raw = tl.load(gradients + at + within, mask=within < n, other=0)
-    if KIND == _FLOAT32:
-        g = raw
-    elif KIND == _FLOAT16:
-        g = half_to_float(raw)
-    else:
-        g = bfloat_to_float(raw)
-    bad = tl.max(((bits_of(g) & _INFINITY) == _INFINITY).to(tl.int32), axis=0)
-    tl.store(overflows + row, bad.to(tl.float32))
-    wide = g.to(tl.float64)
-    tl.store(squares + row, tl.sum(wide * wide, axis=0))
-
-
-_POINTER = {codes.FLOAT32: "*fp32", codes.FLOAT16: "*i16", codes.BFLOAT16: "*i16"}
-_KIND_NAMES = {codes.FLOAT32: "fp32", codes.FLOAT16: "fp16", codes.BFLOAT16: "bf16"}
+#: Triton's pointers by kind: 16-bit elements are handled as integers.
+POINTER = {codes.FLOAT32: "*fp32", codes.FLOAT16: "*i16", codes.BFLOAT16: "*i16"}
+KIND_NAMES = {codes.FLOAT32: "fp32", codes.FLOAT16: "fp16", codes.BFLOAT16: "bf16"}
 
 
 def update_setting(kind: int, master: int, moments: int, rule: int, *, buffer: bool, vector: int) -> Setting:
     """The static choice for a workspace."""
     constants = {"KIND": kind, "MASTER": master, "MOMENTS": moments, "RULE": rule}
     return Setting({**constants, "BUFFER": int(buffer), "VECTOR": vector, "BLOCKS": BLOCKS}, num_warps=4)
-
-
-def scan_setting(kind: int, vector: int) -> Setting:
-    """The static choice for a look over the gradients."""
-    return Setting({"KIND": kind, "VECTOR": vector, "BLOCKS": BLOCKS}, num_warps=4)
 
 
 def vector_of(kind: int) -> int:
@@ -378,11 +355,11 @@ def _update_configurations() -> tuple[Configuration, ...]:
     masters = {"no master": codes.NONE, "master": codes.MASTER, "split": codes.SPLIT, "stochastic": codes.STOCHASTIC}
     return tuple(
         Configuration(
-            f"{_KIND_NAMES[kind]} {rule_name}, {master_name}, {('fp32', '8-bit')[moments]}",
+            f"{KIND_NAMES[kind]} {rule_name}, {master_name}, {('fp32', '8-bit')[moments]}",
             _update_signature(kind, master, moments),
             update_setting(kind, master, moments, rule, buffer=buffer, vector=vector_of(kind)),
         )
-        for kind in _POINTER
+        for kind in POINTER
         for master_name, master in masters.items()
         if kind != codes.FLOAT32 or master == codes.NONE
         for rule_name, rule, buffer, moments in rules
@@ -390,27 +367,13 @@ def _update_configurations() -> tuple[Configuration, ...]:
 
 
 def _update_signature(kind: int, master: int, moments: int) -> dict[str, str]:
-    pointer = _POINTER[kind]
+    pointer = POINTER[kind]
     kept = "*i16" if master == codes.SPLIT else "*fp32"
     first, second = ("*fp32", "*fp32") if moments == codes.FULL else ("*i8", "*u8")
     return signature(
         f"parameters:{pointer} gradients:{pointer} kept:{kept} first_moment:{first} second_moment:{second} "
-        "first_scales:*fp32 second_scales:*fp32 table:*i64 settings:*fp64 steps:*fp32 signal:*fp32 seed_key:i64"
+        "first_scales:*fp32 second_scales:*fp32 table:*i64 settings:*fp64 steps:*fp32 signal:*fp64 seed_key:i64"
     )
 
 
-def _scan_configurations() -> tuple[Configuration, ...]:
-    return tuple(
-        Configuration(
-            _KIND_NAMES[kind],
-            signature(f"gradients:{pointer} table:*i64 overflows:*fp32 squares:*fp64"),
-            scan_setting(kind, vector_of(kind)),
-        )
-        for kind, pointer in _POINTER.items()
-    )
-
-
-KERNELS = (
-    Kernel("optimizer_update", update_kernel, _update_configurations(), spill_nbytes=8),
-    Kernel("optimizer_scan", scan_kernel, _scan_configurations()),
-)
+KERNELS = (Kernel("optimizer_update", update_kernel, _update_configurations(), spill_nbytes=8),)

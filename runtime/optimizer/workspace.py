@@ -264,6 +264,11 @@ class Workspace:
         self._classes = np.unique(self.steps.cpu().numpy(), return_inverse=True)[1].reshape(-1)
         self._addresses = None
 
+    def separate(self) -> None:
+        """Let no row of the table span two parameters, whatever steps they have taken."""
+        self._classes = np.arange(len(self.slots))
+        self._addresses = None
+
     def moment(self, slot: Slot, name: str, signed: bool) -> torch.Tensor:
         """A copy of a parameter's moment, decoded, in its shape."""
         flat = self._part(self.blocks[name], slot)

@@ -212,12 +212,13 @@ def test_offsets_past_two_to_the_31(offset, moments):
         m, v = (torch.zeros(1024, dtype=kind) for kind in kinds)
         m_scales, v_scales = torch.zeros(4), torch.zeros(4)
         table = torch.tensor([[at, at, at, 1000, 0, 0]])
-        settings = np.array([[1e-2, 0.9, 0.999, 1e-8, 0.01, 1.0, 1.0, math.log(0.9), math.log(0.999)]])
+        settings = np.array([[1e-2, 0.9, 0.999, 1e-8, 0.01, 1.0, 1.0]])
         start = parameter.clone()
         tensors = [parameter.view(torch.int16), gradient.view(torch.int16), remainder, m, v]
         moved = [Moved(tensor, at) for tensor in tensors] + [Moved(s, at // codes.TILE) for s in (m_scales, v_scales)]
         chosen = update_setting(codes.FLOAT16, codes.SPLIT, moments, codes.ADAM, buffer=True, vector=8)
-        arguments = (*moved, table, torch.from_numpy(settings), torch.zeros(1), torch.tensor([1.0, 0.0]), 5)
+        signal = torch.tensor([0.0, 1.0], dtype=torch.float64)
+        arguments = (*moved, table, torch.from_numpy(settings), torch.zeros(1), signal, 5)
         with (
             mock.patch.object(interpreter.GridExecutor, "_init_args_hst", lambda _, args, kwargs: (args, kwargs)),
             mock.patch.object(interpreter.GridExecutor, "_restore_args_dev", return_value=None),

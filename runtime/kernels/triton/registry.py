@@ -15,6 +15,7 @@ from runtime.kernels.triton.launch import Setting
 #: Modules of this project that define Triton kernels, each with a tuple ``KERNELS``.
 MODULES: tuple[str, ...] = (
     "runtime.optimizer.triton_kernel",
+    "runtime.optimizer.triton_check",
     "runtime.kernels.triton.dropout",
     "runtime.kernels.triton.softmax",
     "runtime.kernels.triton.matmul",

@@ -14,13 +14,21 @@ from types import MappingProxyType
 import torch
 
 from planner.graph import Operation
-from planner.operators import CROSS_ENTROPY_BACKWARD, DROPOUT, MATMUL, POINTWISE, base_name
+from planner.operators import (
+    CHECK_GRADIENTS,
+    CROSS_ENTROPY_BACKWARD,
+    DROPOUT,
+    MATMUL,
+    POINTWISE,
+    UPDATE,
+    base_name,
+)
 from runtime.errors import ArenaError
 from runtime.kernels.binding import Call, Context
 from runtime.kernels.dropout import checked_dropout
 from runtime.kernels.matmul import merged_batches, single_product
 from runtime.kernels.pointwise import checked_program
-from runtime.kernels.triton import cross_entropy, dropout, embedding, matmul, norm, pointwise, softmax
+from runtime.kernels.triton import cross_entropy, dropout, embedding, matmul, norm, pointwise, softmax, update
 from runtime.kernels.triton.launch import Launch
 
 TritonBinder = Callable[[Operation, Context], list[Call] | None]
@@ -220,6 +228,8 @@ TABLE: Mapping[str, TritonBinder] = MappingProxyType(
         POINTWISE: bind_pointwise,
         CROSS_ENTROPY_BACKWARD: bind_cross_entropy_backward,
         MATMUL: bind_matmul,
+        CHECK_GRADIENTS: update.bind_check,
+        UPDATE: update.bind_update,
     }
 )
 #: ATen's, by base name.

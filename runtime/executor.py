@@ -103,7 +103,7 @@ class ArenaRuntime:
                     raise InputError(port.name, "the plan was made or loaded without its value; pass it in `state`")
                 _place(view, live)
             for view, value in self._constants:
-                _place(view, value)
+                _place(view, value, wait=False)
 
     def execute(self, *, threads: int | None = None) -> None:
         """Run every step on what the arena holds; donated inputs are consumed, so `load` them before each execution.
@@ -170,7 +170,8 @@ class ArenaRuntime:
             )
         if not raw:
             return torch.empty(view.shape, dtype=view.dtype)
-        return torch.frombuffer(bytearray(raw), dtype=view.dtype).view(view.shape)
+        value = torch.frombuffer(bytearray(raw), dtype=view.dtype).view(view.shape)
+        return value.pin_memory() if view.device.type == "cuda" else value
 
     def _overlapping_inputs(self) -> frozenset[tuple[int, int]]:
         """Pairs of inputs that share a storage in the plan."""
@@ -285,14 +286,15 @@ def uses_triton(kernels: str, device: torch.device) -> bool:
     return kernels == "triton" or (kernels == "auto" and device.type == "cuda" and available())
 
 
-def _place(view: torch.Tensor, value: torch.Tensor) -> None:
+def _place(view: torch.Tensor, value: torch.Tensor, *, wait: bool = True) -> None:
+    """Copy a value to its place; without waiting only one that nobody changes later."""
     if view.data_ptr() == value.data_ptr() and view.stride() == value.stride():
         return
     if 0 in view.stride():  # expanded: every element once
         for axis, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
             if size > 1 and stride == 0:
                 view, value = view.narrow(axis, 0, 1), value.narrow(axis, 0, 1)
-    view.copy_(value)
+    view.copy_(value, non_blocking=not wait)
 
 
 def _same_kind(name: str, view: torch.Tensor, value: torch.Tensor) -> None:

@@ -42,3 +42,20 @@ def test_attention_launches_one_softmax_each_way_between_its_products(recorded):
 def test_a_view_that_is_not_aligned_is_compiled_anew(recorded):
     """So slots are kept aligned: 128 bytes on takes the same kernel, 2 bytes on another."""
     assert [count for (count,) in recorded["steps"][2:]] == [1, 1, 2]
+
+
+@pytest.fixture(scope="module")
+def updates(tmp_path_factory):
+    script = Path(__file__).with_name("recorded_update.py")
+    return json.loads(triton_process.run(str(script), cache=tmp_path_factory.mktemp("triton")))
+
+
+def test_training_steps_launch_one_update_for_each_dtype_and_wait_for_nothing(updates):
+    """Three steps with a schedule, while reading a tensor on the host is an error, as is looking at what they did."""
+    for name, dtypes in (("fp16", 1), ("mixed", 2)):
+        first, *others = updates[name]["steps"]
+        assert others == [first, first]
+        tail = ["scan_kernel"] * dtypes + ["decide_kernel"] + ["update_kernel", "advance_kernel"] * dtypes
+        assert first[-len(tail) :] == tail
+        assert first.count("update_kernel") == dtypes
+        assert updates[name]["looked"] == "a tensor is read"

@@ -160,3 +160,19 @@ def test_transformers_models_train_in_fp16(family: str, attention: str) -> None:
     assert losses[-1] < losses[0] - 1
     last = example(0)
     assert allocations(lambda: step(last)).calls == 0
+
+
+def test_a_state_loaded_with_another_seed_is_planned_with_it() -> None:
+    """The seed of random rounding is part of the plan."""
+    ends = []
+    for seed in (3, 7):
+        model = net(torch.bfloat16)
+        optimizer = FusedAdamW(model.parameters(), lr=0.01, master="stochastic", seed=seed)
+        step = TrainingStep(model, loss32, data(0, dtype=torch.bfloat16), optimizer=optimizer)
+        if seed == 3:
+            other = FusedAdamW(net(torch.bfloat16).parameters(), lr=0.01, master="stochastic", seed=7)
+            optimizer.load_state_dict(other.state_dict())
+        for number in range(3):
+            step(data(number, dtype=torch.bfloat16))
+        ends.append([parameter.detach().clone() for parameter in model.parameters()])
+    assert all(torch.equal(one, two) for one, two in zip(*ends, strict=True))

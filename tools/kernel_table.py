@@ -36,9 +36,9 @@ from counters (Philox), the same on a CPU and a GPU.
 SwiGLU, RMSNorm, the forward of cross-entropy, and bias and GELU, alone and behind a product, are launched by their own
 functions (`swiglu.launch`, …): no plan calls them yet.
 
-The update of a planned training step is a scan of the gradients of each dtype, one program that decides whether to skip
-and what to multiply by, an update of each dtype, and one that counts steps. Its tables of rows lie outside the arena and
-are listed in the plan.
+The update of a planned training step is a scan of the gradients of each dtype, one program that decides whether to
+skip and what to multiply by, an update of each dtype, and one that counts steps. Its tables of rows lie outside the
+arena and are listed in the plan.
 
 **No GPU was available when this was written.** The kernels are proved in Triton's interpreter against float64, and
 compiled for real targets; their speed has not been measured. `tests/bench/gpu.py` is the script that measures it.

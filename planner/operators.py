@@ -22,6 +22,10 @@ POINTWISE = "arenaplan.pointwise"
 CROSS_ENTROPY_BACKWARD = "arenaplan.cross_entropy_backward"
 #: ``(x, seed, p, scale)`` → x · scale where kept, else 0.
 DROPOUT = "arenaplan.dropout"
+#: ``(x, shape, weight, eps)`` → x / √(mean x² + eps) · weight over the last dimensions, and one number a row.
+RMS_NORM = "arenaplan.rms_norm"
+#: ``(∇y, x, shape, rstd, weight)`` → the gradients of x and of the weight.
+RMS_NORM_BACKWARD = "arenaplan.rms_norm_backward"
 CHECK_GRADIENTS = "arenaplan.check_gradients"
 UPDATE = "arenaplan.update"
 
@@ -34,6 +38,9 @@ CHUNK_NUMEL = 65536
 
 #: Elements of one chunk that a pointwise program works on where its loop is not compiled.
 POINTWISE_CHUNK = 16384
+
+#: Parts the rows of a root mean square normalisation fall into at most, each summed in order; of at least so many rows.
+RMS_PARTS, RMS_PART_ROWS = 128, 32
 
 #: Buffers of oneDNN's threads in the backward of a convolution, as measured.
 CONVOLUTION_THREAD_NBYTES = 2**18
@@ -148,6 +155,8 @@ FACTS: Mapping[str, Facts] = MappingProxyType(
         POINTWISE: Facts(elementwise=True, dense=True, note="compiled loop"),
         DROPOUT: Facts(dense=True, overwrites=frozenset({0}), note="mask from counters, by chunks of rows"),
         CROSS_ENTROPY_BACKWARD: Facts(dense=True, overwrites=frozenset({1}), note="softmax less one-hot, by row"),
+        RMS_NORM: Facts(dense=True, overwrites=frozenset({0}), note="row by row, sums in float64"),
+        RMS_NORM_BACKWARD: Facts(dense=True, overwrites=frozenset({0, 1}), note="row by row, sums in float64"),
     }
 )
 
@@ -311,6 +320,8 @@ def workspaces(operation: Operation, tensors: Sequence[Tensor]) -> tuple[Scratch
         source = operands[0]
         width = _normalized_numel(operation)
         return _row_scratch(source.numel // max(width, 1), width, accumulator(source.dtype), name)
+    if name in (RMS_NORM, RMS_NORM_BACKWARD):
+        return _rms_scratch(operation, tensors)
     if name in ("native_batch_norm", "native_batch_norm_backward"):
         return _channel_scratch(operands[0])
     counted = name == "linalg_vector_norm" and operation.arguments[1:2] == (0,)
@@ -353,6 +364,27 @@ def _row_scratch(rows: int, width: int, dtype: str, name: str) -> tuple[Scratch,
     count = 1 if name == "native_layer_norm" else 3
     lines = Scratch((6, width + width % 2), dtype)
     return (Scratch((count, chunk, width), dtype), Scratch((4, chunk, 1), dtype), lines)
+
+
+def rms_parts(rows: int) -> int:
+    """The parts that the rows of a root mean square normalisation fall into."""
+    return max(min(rows // RMS_PART_ROWS, RMS_PARTS), 1)
+
+
+def _rms_scratch(operation: Operation, tensors: Sequence[Tensor]) -> tuple[Scratch, ...]:
+    """Sums of each part and of all (backward only), two rows a part or two chunks of rows, lines, a number a row."""
+    backward = operation.operator == RMS_NORM_BACKWARD
+    x = tensors[operation.reads[1 if backward else 0]]
+    shape = operation.arguments[2 if backward else 1]
+    width = prod(size for size in shape if isinstance(size, int)) if isinstance(shape, tuple) else 1
+    rows = x.numel // max(width, 1)
+    count, dtype = rms_parts(rows), accumulator(x.dtype)
+    # A small tensor is not worth scratch of its own size: eight chunks at least.
+    chunk = max(min(-(-rows // 8), CHUNK_NUMEL // max(width, 1)), 1)
+    lines = Scratch((2 if backward else 1, max(count, chunk), width), dtype)
+    if not backward:
+        return (lines, Scratch((1, width), dtype))
+    return (Scratch((count + 1, width), "float64"), lines, Scratch((3, width), dtype), Scratch((chunk, 1), dtype))
 
 
 def _channel_scratch(source: Tensor) -> tuple[Scratch, ...]:

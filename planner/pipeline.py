@@ -28,6 +28,7 @@ from planner.rewrite.dense import dense_operands
 from planner.rewrite.dropout import mask_dropout
 from planner.rewrite.elision import elide_copies, removable_copies
 from planner.rewrite.fusion import fuse_elementwise
+from planner.rewrite.rms_norm import fuse_rms_norm
 from planner.rewrite.slicing import default_slices, find_region, slice_graph
 from planner.schedule import schedules
 from planner.variants import Variant, measured
@@ -186,7 +187,7 @@ def _variants(
 ) -> Iterator[Variant]:
     if strategy in ("auto", "traced", "materialized"):
         yield measured("traced", None, base, alignment, donate)
-    base = fuse_cross_entropy(mask_dropout(base))
+    base = fuse_rms_norm(fuse_cross_entropy(mask_dropout(base)))
     if strategy in ("auto", "materialized"):
         say("rewriting and scheduling")
         yield from _materialized(base, alignment, donate)

@@ -16,6 +16,8 @@ from planner.operators import (
     FILL,
     MATMUL,
     POINTWISE,
+    RMS_NORM,
+    RMS_NORM_BACKWARD,
     UPDATE,
     base_name,
     is_elementwise,
@@ -36,6 +38,7 @@ from runtime.kernels import (
     matmul,
     pointwise,
     reduction,
+    rms_norm,
     update,
 )
 from runtime.kernels.binding import Binder, Call, Context
@@ -53,6 +56,8 @@ TABLE: Mapping[str, Binder] = MappingProxyType(
         FILL: basic.bind_fill,
         MATMUL: matmul.bind_matmul,
         POINTWISE: pointwise.bind_pointwise,
+        RMS_NORM: rms_norm.bind_rms_norm,
+        RMS_NORM_BACKWARD: rms_norm.bind_rms_norm_backward,
         CHECK_GRADIENTS: update.bind_check,
         UPDATE: update.bind_update,
     }

@@ -39,3 +39,13 @@ def compilable(*tensors: torch.Tensor | None) -> bool:
         and len({tensor.dtype for tensor in given}) == 1
         and given[0].dtype in (torch.float32, torch.float64)
     )
+
+
+@cache
+def converts_half() -> bool:
+    """Whether the processor converts float16 by itself, as all of the last ten years do."""
+    import llvmlite.binding as llvm
+
+    if not llvm.get_process_triple().startswith(("x86", "i386", "i686")):
+        return True
+    return bool(llvm.get_host_cpu_features().get("f16c", False))

@@ -112,9 +112,15 @@ def compiled(signature: Signature) -> int | None:
         "threads": numba.types.ExternalFunction(THREADS, whole),
         **{name: getattr(vector_math, name) for name in ("exp", "tanh", "sigmoid", "relu", "positive")},
     }
-    path = _kept(text)
-    # The text was written above, from a table, around checked numbers.
-    exec(compile(text, str(path) if path else "<arenaplan.pointwise>", "exec"), namespace)  # noqa: S102
+    return compiled_text(text, namespace, "pointwise")
+
+
+def compiled_text(text: str, namespace: dict[str, Any], folder: str) -> int:
+    """Address of the C function of ``loop`` in a text written from a checked table; kept compiled in a cache folder."""
+    import numba
+
+    path = _kept(text, folder)
+    exec(compile(text, str(path) if path else f"<arenaplan.{folder}>", "exec"), namespace)  # noqa: S102
     kinds: Any = numba.types
     signed = kinds.void(kinds.CPointer(kinds.int64))
     try:
@@ -124,10 +130,10 @@ def compiled(signature: Signature) -> int | None:
     return int(made.address)
 
 
-def _kept(text: str) -> Path | None:
+def _kept(text: str, kind: str) -> Path | None:
     """A file with the source, beside which numba keeps what it compiled; ``None`` where none can be written."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "arenaplan" / "pointwise"
+    folder = Path(home) / "arenaplan" / kind
     path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.py"
     try:
         if path.is_file() and path.read_text(encoding="utf-8") == text:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from planner.operators import CROSS_ENTROPY_BACKWARD, DROPOUT, POINTWISE
+from planner.operators import CROSS_ENTROPY_BACKWARD, DROPOUT, POINTWISE, RMS_NORM, RMS_NORM_BACKWARD
 
 ROWS, COLUMNS = 7, 13
 
@@ -298,4 +298,4 @@ OTHERS: list[Call] = [
 ]
 
 #: Tested on their own, as their results are not what the functional form returns.
-ELSEWHERE = frozenset({"native_batch_norm", CROSS_ENTROPY_BACKWARD, DROPOUT, POINTWISE})
+ELSEWHERE = frozenset({"native_batch_norm", CROSS_ENTROPY_BACKWARD, DROPOUT, POINTWISE, RMS_NORM, RMS_NORM_BACKWARD})

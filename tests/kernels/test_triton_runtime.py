@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from runtime import ArenaRuntime
 from runtime.attention import build_attention
 from runtime.errors import ArenaError
 from runtime.kernels.triton.launch import Launch
+from tests.models.norms import Block
 
 
 class Language(nn.Module):
@@ -84,6 +87,31 @@ def test_attention_runs_its_chains_as_one_kernel(strategy, dropout, causal):
     assert backward.setting.constants["DROP"] == (2 if dropout else 0)
     assert len(run._program) < len(names)
     assert backward.arguments[0].data_ptr() == backward.arguments[2].data_ptr()  # in place
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["module", "llama"])
+def test_root_mean_square_norms(kind, dtype):
+    """Forward and backward one launch each, and one that adds the parts; held against float64 as closely as eager."""
+    module = Block(kind, 43).to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    x, incoming = (torch.randn(70, 43, generator=generator).to(dtype) for _ in range(2))
+    made = plan(trace(module, (x.requires_grad_(),), mode="joint"), time_limit=1)
+    run = ArenaRuntime(made, kernels="triton")
+    exact = copy.deepcopy(module).double()
+    wide = x.detach().double().requires_grad_()
+    reference = exact(wide)
+    names = dict(exact.named_parameters()) | {"input.0": wide}
+    grads = torch.autograd.grad(reference, list(names.values()), incoming.double())
+    for _ in range(2):
+        output, ours = run(x.detach(), incoming, poison=True)
+    bound = 8 * torch.finfo(dtype).eps
+    assert (output.double() - reference).norm() < bound * reference.norm()
+    for name, gradient in zip(names, grads, strict=True):
+        assert (ours[name].double() - gradient).norm() < bound * gradient.norm(), name
+    found = launches(run)
+    assert found.count("norm") >= 2  # one more where it is computed again in the backward
+    assert (found.count("norm_backward"), found.count("sum_parts")) == (2, 2)
 
 
 def test_slices_launch_within_their_lanes():

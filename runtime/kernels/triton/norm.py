@@ -15,8 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from runtime.kernels.triton.launch import Launch, as_rows, ceil_div, row_setting, row_settings
-from runtime.kernels.triton.registry import Kernel, configurations
+from runtime.kernels.triton.launch import Launch, Setting, as_rows, ceil_div, row_setting, row_settings
+from runtime.kernels.triton.registry import Configuration, Kernel, configurations
 from runtime.kernels.triton.sums import launch_sum_parts
 
 #: Parts the rows are divided into at most: two for each multiprocessor of a large chip.
@@ -245,6 +245,14 @@ _BACKWARD = (
     "grad:*T x:*T weight:*T mean:*{0} rstd:*{0} out:*T parts:*fp32 rows:i64 width:i32 rows_each:i32 grad_stride:i64 "
     "x_stride:i64 out_stride:i64"
 )
+
+
+#: Weights may stay in float32 beside 16-bit rows, as autocast leaves them.
+def _with_fp32_weight(spec: str, settings: tuple[Setting, ...]) -> tuple[Configuration, ...]:
+    spec = spec.format("fp32").replace("weight:*T", "weight:*fp32")
+    return configurations(spec, settings, ("fp16", "bf16"), " fp32 weight")
+
+
 KERNELS = (
     Kernel(
         "norm",
@@ -252,7 +260,8 @@ KERNELS = (
         configurations(
             _FORWARD.format("fp32"),
             row_settings(("CENTRED", "WEIGHT", "BIAS"), ((1, 1, 1), (1, 1, 0), (1, 0, 0), (0, 1, 0), (0, 0, 0))),
-        ),
+        )
+        + _with_fp32_weight(_FORWARD, row_settings(("CENTRED", "WEIGHT", "BIAS"), ((0, 1, 0),))),
         spill_nbytes=16,
     ),
     Kernel(
@@ -260,7 +269,8 @@ KERNELS = (
         norm_backward_kernel,
         configurations(
             _BACKWARD.format("fp32"),
-            row_settings(("CENTRED", "WEIGHT", "SUMS"), ((1, 1, 1), (1, 0, 0), (0, 1, 1), (0, 0, 0))),
-        ),
+            row_settings(("CENTRED", "WEIGHT", "SUMS"), ((1, 1, 1), (1, 0, 0), (0, 1, 1), (0, 1, 0), (0, 0, 0))),
+        )
+        + _with_fp32_weight(_BACKWARD, row_settings(("CENTRED", "WEIGHT", "SUMS"), ((0, 1, 1),))),
     ),
 )

@@ -20,6 +20,8 @@ from planner.operators import (
     DROPOUT,
     MATMUL,
     POINTWISE,
+    RMS_NORM,
+    RMS_NORM_BACKWARD,
     UPDATE,
     base_name,
 )
@@ -28,6 +30,7 @@ from runtime.kernels.binding import Call, Context
 from runtime.kernels.dropout import checked_dropout
 from runtime.kernels.matmul import merged_batches, single_product
 from runtime.kernels.pointwise import checked_program
+from runtime.kernels.rms_norm import checked_rms_norm, checked_rms_norm_backward
 from runtime.kernels.triton import cross_entropy, dropout, embedding, matmul, norm, pointwise, softmax, update
 from runtime.kernels.triton.launch import Launch
 
@@ -133,6 +136,27 @@ def bind_layer_norm_backward(operation: Operation, context: Context) -> list[Cal
     return list(norm.launch_backward(views[0], views[1], vectors[0], mean, rstd, flat, **sums)) or None
 
 
+def bind_rms_norm(operation: Operation, context: Context) -> list[Call] | None:
+    """``arenaplan.rms_norm``; operands of 16 or 32 bits, which may differ."""
+    found = checked_rms_norm(operation, context)
+    if found is None:
+        return []
+    rows, eps = found
+    if rows.dtype != torch.float32:
+        return None
+    return _listed(norm.launch(rows.x, rows.weight, None, rows.out, None, rows.rstd, eps))
+
+
+def bind_rms_norm_backward(operation: Operation, context: Context) -> list[Call] | None:
+    """``arenaplan.rms_norm_backward``; the sums go through the operation's first workspace."""
+    rows = checked_rms_norm_backward(operation, context)
+    if rows is None or rows.given is None or rows.dtype != torch.float32:
+        return None
+    parts = rows.scratch[0].view(torch.float32)
+    sums = {"grad_weight": rows.to_weight, "parts": parts if rows.to_weight is not None else None}
+    return list(norm.launch_backward(rows.given, rows.x, rows.weight, None, rows.rstd, rows.out, **sums)) or None
+
+
 def bind_index_add(operation: Operation, context: Context) -> list[Call] | None:
     """``aten.index_add_`` of whole rows: the backward of an embedding, without atomics."""
     table, index, source = (context.value(operation.arguments[position]) for position in (0, 2, 3))
@@ -230,6 +254,8 @@ TABLE: Mapping[str, TritonBinder] = MappingProxyType(
         MATMUL: bind_matmul,
         CHECK_GRADIENTS: update.bind_check,
         UPDATE: update.bind_update,
+        RMS_NORM: bind_rms_norm,
+        RMS_NORM_BACKWARD: bind_rms_norm_backward,
     }
 )
 #: ATen's, by base name.

@@ -187,10 +187,13 @@ def _variants(
 ) -> Iterator[Variant]:
     if strategy in ("auto", "traced", "materialized"):
         yield measured("traced", None, base, alignment, donate)
-    base = fuse_rms_norm(fuse_cross_entropy(mask_dropout(base)))
+    apart = fuse_cross_entropy(mask_dropout(base))
+    base = fuse_rms_norm(apart)
     if strategy in ("auto", "materialized"):
         say("rewriting and scheduling")
         yield from _materialized(base, alignment, donate)
+        if base.mode == "backward" and base is not apart:  # what is saved is given, so the norms' scratch may cost more
+            yield from _materialized(apart, alignment, donate)
     if strategy in ("auto", "sliced", _ALSO_SLICED):
         elided = fuse_elementwise(split_batches(elide_copies(base)))
         region = find_region(elided)

@@ -33,8 +33,11 @@ Dropout masks are stored, one byte an element, with PyTorch's own draws, unless 
 `planner.rewrite.counter.counter_dropout` before `plan` draws one seed a step instead, and every use makes the mask anew
 from counters (Philox), the same on a CPU and a GPU.
 
-SwiGLU, RMSNorm, the forward of cross-entropy, and bias and GELU, alone and behind a product, are launched by their own
-functions (`swiglu.launch`, …): no plan calls them yet.
+A root mean square norm and its backward are one operator each in a plan, found among the operators that models and
+`nn.RMSNorm` are traced to, and so one launch each and one more that adds the parts of the weight's gradient.
+
+SwiGLU, the forward of cross-entropy, and bias and GELU, alone and behind a product, are launched by their own functions
+(`swiglu.launch`, …): no plan calls them yet.
 
 The update of a planned training step is a scan of the gradients of each dtype, one program that decides whether to
 skip and what to multiply by, an update of each dtype, and one that counts steps. Its tables of rows lie outside the

@@ -17,6 +17,10 @@ import planner.pipeline
 from planner import Plan, plan, trace
 from planner.graph import Operation, Tensor, TensorRef, dense_strides
 from planner.operators import RMS_NORM, RMS_NORM_BACKWARD, may_overwrite
+from planner.rewrite.canonical import canonical
+from planner.rewrite.casts import add_casts
+from planner.rewrite.dense import dense_operands
+from planner.rewrite.rms_norm import fuse_rms_norm
 from runtime import ArenaRuntime
 from runtime.errors import ArenaError
 from runtime.kernels import rms_norm
@@ -196,7 +200,7 @@ def no_further(ours: dict[str, torch.Tensor], eager: dict[str, torch.Tensor], ex
         slack = torch.finfo(dtype).eps * (
             4 if dtype == torch.float64 else 0.25
         )  # float64 eager is the reference itself
-        assert error(ours[name], reference) <= 1.1 * error(eager[name], reference) + slack, name
+        assert error(ours[name], reference) <= 1.25 * error(eager[name], reference) + slack, name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
@@ -232,7 +236,7 @@ def test_under_autocast(kind: str) -> None:
     renamed = {name if name in ("output", "input.0") else f"block.{name}": value for name, value in exact.items()}
     ours, eager = joint(module, x, incoming), gradients(module, x, incoming)
     for name, reference in renamed.items():
-        assert error(ours[name], reference) <= 1.1 * error(eager[name], reference), name
+        assert error(ours[name], reference) <= 1.25 * error(eager[name], reference), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -241,8 +245,11 @@ def test_a_backward_plan(kind: str, dtype: torch.dtype) -> None:
     module = Block(kind, 40).to(dtype)
     x, incoming = draw(70, 40).to(dtype).requires_grad_(), draw(70, 40, seed=1).to(dtype)
     graph = trace(module, (x,), mode="backward")
-    made = plan(graph, strategy="materialized", time_limit=1)
+    fused = fuse_rms_norm(dense_operands(add_casts(canonical(graph))))
+    assert [operation.operator for operation in fused.operations].count(RMS_NORM_BACKWARD) == 2
+    made = plan(fused, time_limit=1)
     assert operators(made).count(RMS_NORM_BACKWARD) == 2
+    assert plan(graph, time_limit=1).arena_nbytes <= made.arena_nbytes
     assert graph.forward is not None
     eager = gradients(module, x, incoming)
     exact = gradients(copy.deepcopy(module).double(), x.double(), incoming.double())

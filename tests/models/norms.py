@@ -47,9 +47,11 @@ class Block(nn.Module):
         self.first = NORMS[kind](width)
         self.product = nn.Linear(width, width, bias=False)
         self.last = NORMS[kind](width)
+        generator = torch.Generator().manual_seed(width)
         with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(width)))
+            for norm in (self.first, self.last):
+                norm.weight.add_(0.1 * torch.randn(width, generator=generator))
+            self.product.weight.copy_(torch.randn(width, width, generator=generator) / width**0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.last(x + self.product(self.first(x)))

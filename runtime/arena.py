@@ -6,6 +6,7 @@ import torch
 
 from planner.graph import Tensor
 from runtime.errors import ArenaError, ArenaMemoryError
+from runtime.pages import advise_huge_pages
 
 #: Fills poisoned memory: NaN in every floating dtype, -1 in signed integers.
 POISON = 0xFF
@@ -21,6 +22,7 @@ class Arena:
             block = torch.empty(nbytes + alignment, dtype=torch.uint8, device=self.device)
         except (RuntimeError, AssertionError) as error:
             raise ArenaMemoryError(f"cannot allocate an arena of {nbytes} bytes on {self.device}: {error}") from error
+        advise_huge_pages(block)
         self._base = -block.data_ptr() % alignment
         self._storage = block.untyped_storage()
         self.bytes = block[self._base : self._base + nbytes]

@@ -13,6 +13,7 @@ from torch import nn
 
 from runtime.bench.environment import environment
 from runtime.optimizer import FusedAdamW, Precision, compiled
+from runtime.pages import zeros
 
 #: Parameters in all, and what the smoke run takes.
 NUMEL, SMOKE_NUMEL = 25_000_000, 100_000
@@ -148,8 +149,7 @@ def _through_copies(values: list[torch.Tensor], gradients: list[torch.Tensor], *
 
 def _limit(rewritten: float, numel: int) -> Callable[[], None]:
     """Read and write ``rewritten`` bytes a parameter in place, and read the two bytes of its gradient."""
-    block = torch.zeros(int(rewritten * numel) // 4)
-    gradient = torch.zeros(2 * numel // 4)
+    block, gradient = (zeros(int(nbytes * numel) // 4, torch.float32, torch.device("cpu")) for nbytes in (rewritten, 2))
     if not compiled.available():
 
         def through_aten() -> None:

@@ -13,7 +13,7 @@ from runtime.errors import ArenaError
 from runtime.kernels.aten import scalar
 from runtime.kernels.binding import Call, Context
 from runtime.kernels.pointwise_source import Signature, compiled, kinds_of
-from runtime.kernels.team import on_all_threads
+from runtime.team import on_all_threads
 
 _ATEN = torch.ops.aten
 #: Elements from which a compiled loop is worth its compilation.

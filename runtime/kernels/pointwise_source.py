@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.pointwise import Instruction
-from runtime.kernels.team import THREAD, THREADS, available
+from runtime.team import THREAD, THREADS, available
 
 #: Kinds of operands.
 TENSOR, MASK, NUMBER = "tensor", "mask", "number"

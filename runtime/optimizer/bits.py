@@ -33,6 +33,11 @@ def compile_loop(function: Function) -> Function:
     return cast("Function", compiled_loop(nogil=True)(function))
 
 
+def inline_element(function: Function) -> Function:
+    """Put the function into each loop that calls it, before types are found: constants choose among its branches."""
+    return cast("Function", numba.njit(inline="always", error_model="numpy")(function))
+
+
 _HALF, _FLOAT, _I16, _I32 = ll.HalfType(), ll.FloatType(), ll.IntType(16), ll.IntType(32)
 
 

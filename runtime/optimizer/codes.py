@@ -16,6 +16,8 @@ RULES = {"adam": ADAM, "sgd": SGD}
 
 #: Elements worked on at once in a core's first cache, and elements that share a scale where moments are 8-bit.
 TILE = 256
+#: Elements worked on at once where moments are FP32: three arrays more stream through, so that longer runs pay.
+LONG_TILE = 1024
 #: Elements of a row of the table: what one thread, or one program of a GPU, is handed at a time.
 CPU_CHUNK = 2**16
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
+from runtime import team
 from runtime.optimizer import codes
 from runtime.optimizer.precision import KINDS
 from runtime.optimizer.workspace import Workspace
@@ -48,14 +47,14 @@ class CompiledBackend:
         """Σ gradient² over the table."""
         from runtime.optimizer.update_kernel import sum_of_squares
 
-        kind = KINDS[workspace.dtype]
-        return float(sum(_spread(workspace.table, lambda *rows: sum_of_squares(kind, workspace.table, *rows))))
+        squares = sum_of_squares(KINDS[workspace.dtype])
+        return float(sum(_spread(workspace.table, lambda *rows: squares(workspace.table, *rows))))
 
     def update(self, workspace: Workspace, rule: int, settings: Any, scale: float, seed: int) -> None:
         """One launch: every row of the table, whatever parameters and groups they belong to."""
         from runtime.optimizer.update_kernel import update_adam, update_sgd
 
-        kernel = update_adam if rule == codes.ADAM else update_sgd
+        kernel = (update_adam if rule == codes.ADAM else update_sgd)(KINDS[workspace.dtype], workspace.master)
         blocks = workspace.blocks
         kept = blocks.get("master", blocks.get("remainder"))
         names = [name for name, _ in workspace.moments]
@@ -63,12 +62,12 @@ class CompiledBackend:
         scales = [blocks.get(f"{name}_scales") for name in names] + [None] * (2 - len(names))
         addresses = [0 if block is None else block.data_ptr() for block in (kept, *moments, *scales)]
         steps = workspace.steps.numpy()
-        fixed = (KINDS[workspace.dtype], workspace.master, workspace.states, workspace.table, settings, steps)
+        fixed = (workspace.states, workspace.table, settings, steps)
         _spread(workspace.table, lambda *rows: kernel(*fixed, scale, seed, *addresses, *rows))
 
 
 def _spread(table: Any, work: Callable[[int, int], Any]) -> list[Any]:
-    """Call ``work`` on ranges of rows that cover the table, side by side; its errors are the caller's."""
+    """Call ``work`` on ranges of rows that cover the table, side by side; what each gave, in no order."""
     return _share(table[:, codes.LENGTH], work)
 
 
@@ -87,18 +86,16 @@ def _rows(kernel: Callable[..., Any], address: int, length: int, chunk: int, beg
 
 
 def _share(lengths: Any, work: Callable[[int, int], Any]) -> list[Any]:
-    threads = torch.get_num_threads()
+    starts = lengths.cumsum() - lengths
     total = int(lengths.sum())
-    pieces = min(4 * threads, total // PIECE) if threads > 1 else 1
-    if pieces <= 1:
+    if total < PIECE:
         return [work(0, len(lengths))]
-    edges = lengths.cumsum().searchsorted([total * (piece + 1) / pieces for piece in range(pieces - 1)], "right")
-    bounds = sorted({0, *(int(edge) for edge in edges), len(lengths)})
-    pool = _pool(threads)
-    waiting = [pool.submit(work, begin, end) for begin, end in pairwise(bounds)]
-    return [future.result() for future in waiting]
+    results: list[Any] = []
 
+    def take(member: int, members: int) -> None:
+        begin, end = (int(starts.searchsorted(total * number / members)) for number in (member, member + 1))
+        if end > begin:
+            results.append(work(begin, end))
 
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="arenaplan-update")
+    team.run(take)
+    return results

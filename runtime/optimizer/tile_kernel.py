@@ -17,6 +17,7 @@ from runtime.optimizer.bits import (
     float_bits,
     float_to_half,
     half_to_float,
+    inline_element,
     pointer_f32,
     pointer_i8,
     pointer_i16,
@@ -29,6 +30,7 @@ from runtime.optimizer.codes import (
     FLOAT32,
     GRID_EXPONENT,
     MASTER,
+    NONE,
     SIGNED_LEVELS,
     SPLIT,
     STOCHASTIC,
@@ -84,59 +86,55 @@ def unit_bits(value: Any) -> Any:
     return np.int32(exponent - np.int32((UNIT_EXPONENT - 15) << 23))
 
 
-@compile_loop
-def load_gradient(kind: Any, address: Any, n: Any, scale: Any, out: Any) -> None:
-    """``out = gradient · scale`` in FP32."""
+@inline_element
+def elements(kind: Any, address: Any, n: Any) -> Any:
+    """So many parameters or gradients in memory: FP32, or 16-bit ones as their bits."""
     if kind == FLOAT32:
-        full = carray(pointer_f32(address), (n,))
-        for i in range(n):
-            out[i] = full[i] * scale
-    elif kind == FLOAT16:
-        half = carray(pointer_u16(address), (n,))
-        for i in range(n):
-            out[i] = half_to_float(half[i]) * scale
+        return carray(pointer_f32(address), (n,))
+    else:  # noqa: RET505 - numba drops the branches of other kinds where each has its own
+        return carray(pointer_u16(address), (n,))
+
+
+@inline_element
+def kept_elements(master: Any, address: Any, parameters: Any, n: Any) -> Any:
+    """What is kept beyond so many parameters; where that is nothing, the parameters stand in and are not looked at."""
+    if master == MASTER:
+        return carray(pointer_f32(address), (n,))
+    elif master == SPLIT:  # noqa: RET505 - as above
+        return carray(pointer_i16(address), (n,))
     else:
-        brain = carray(pointer_u16(address), (n,))
-        for i in range(n):
-            out[i] = bits_float(np.int32(np.int32(brain[i]) << np.int32(16))) * scale
+        return parameters
 
 
-@compile_loop
-def load_parameter(kind: Any, master: Any, address: Any, kept: Any, n: Any, out: Any) -> None:
-    """``out`` = the full-precision parameter.
+@inline_element
+def gradient_value(kind: Any, bits: Any) -> Any:
+    """A gradient in FP32."""
+    if kind == FLOAT32:
+        return bits
+    elif kind == FLOAT16:  # noqa: RET505 - as above
+        return half_to_float(bits)
+    else:
+        return bits_float(np.int32(np.int32(bits) << np.int32(16)))
+
+
+@inline_element
+def full_precision(kind: Any, master: Any, bits: Any, kept: Any) -> Any:
+    """The full-precision parameter, of the parameter and what is kept beyond it.
 
     A master that no longer rounds to its parameter is out of date: someone wrote the parameter, which then counts.
     """
-    if kind == FLOAT32:
-        full = carray(pointer_f32(address), (n,))
-        for i in range(n):
-            out[i] = full[i]
-        return
-    p = carray(pointer_u16(address), (n,))
-    if master == MASTER:
-        w = carray(pointer_f32(kept), (n,))
+    shown = gradient_value(kind, bits)
+    if kind == FLOAT32 or master == NONE or master == STOCHASTIC:
+        return shown
+    elif master == SPLIT:  # noqa: RET505 - as above
         if kind == FLOAT16:
-            for i in range(n):
-                out[i] = w[i] if float_to_half(w[i]) == p[i] else half_to_float(p[i])
-        else:
-            for i in range(n):
-                same = np.uint16(bfloat_bits(float_bits(w[i]))) == p[i]
-                out[i] = w[i] if same else bits_float(np.int32(np.int32(p[i]) << np.int32(16)))
-    elif master == SPLIT:
-        low = carray(pointer_i16(kept), (n,))
-        if kind == FLOAT16:
-            for i in range(n):
-                shown = half_to_float(p[i])
-                out[i] = shown + np.float32(low[i]) * bits_float(unit_bits(shown))
-        else:
-            for i in range(n):
-                out[i] = bits_float(np.int32((np.int32(p[i]) << np.int32(16)) + np.int32(low[i])))
+            return shown + np.float32(kept) * bits_float(unit_bits(shown))
+        else:  # noqa: RET505 - as above
+            return bits_float(np.int32(float_bits(shown) + np.int32(kept)))
     elif kind == FLOAT16:
-        for i in range(n):
-            out[i] = half_to_float(p[i])
+        return kept if float_to_half(kept) == bits else shown
     else:
-        for i in range(n):
-            out[i] = bits_float(np.int32(np.int32(p[i]) << np.int32(16)))
+        return kept if np.uint16(bfloat_bits(float_bits(kept))) == bits else shown
 
 
 @compile_loop

@@ -6,11 +6,20 @@ their roundings are those of `runtime.optimizer.aten`, so that both give the sam
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 import numpy as np
 
-from runtime.optimizer.bits import carray, compile_loop, float_bits, pointer_f32, pointer_u16
+from runtime.optimizer.bits import (
+    Function,
+    carray,
+    compile_loop,
+    float_bits,
+    inline_element,
+    pointer_f32,
+    pointer_u16,
+)
 from runtime.optimizer.codes import (
     BETA1,
     BETA2,
@@ -23,6 +32,7 @@ from runtime.optimizer.codes import (
     GRADIENT,
     GROUP,
     LENGTH,
+    LONG_TILE,
     LR,
     MASTER,
     MOMENTUM,
@@ -35,8 +45,10 @@ from runtime.optimizer.codes import (
     WEIGHT_DECAY,
 )
 from runtime.optimizer.tile_kernel import (
-    load_gradient,
-    load_parameter,
+    elements,
+    full_precision,
+    gradient_value,
+    kept_elements,
     load_signed,
     load_unsigned,
     mix,
@@ -47,22 +59,25 @@ from runtime.optimizer.tile_kernel import (
 )
 
 
-@compile_loop
-def adam_tile(g: Any, w: Any, m: Any, v: Any, n: Any, c: Any) -> None:
+@inline_element
+def adam(x: Any, given: Any, first: Any, second: Any, c: Any) -> Any:
     """Adam's formulas (Kingma and Ba 2015, algorithm 1; decay as in Loshchilov and Hutter 2019, algorithm 2).
 
     Decay is subtracted with the update: ``w · (1 − lr · decay)`` would lose digits of ``lr · decay``, the same way at
-    every step.
+    every step. ``c`` are the numbers of `adam_constants`; returned are parameter and moments.
     """
-    shrink, coupled, take1, beta2, take2, size, root, eps = c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7]
+    shrink, coupled, take1, beta2, take2, size, root, eps = c
+    gradient = given + coupled * x
+    first = first + (gradient - first) * take1
+    second = second * beta2 + (gradient * gradient) * take2
+    return x - (size * (first / (np.sqrt(second) * root + eps)) + shrink * x), first, second
+
+
+@compile_loop
+def adam_tile(g: Any, w: Any, m: Any, v: Any, n: Any, c: Any) -> None:
+    """Adam on a tile whose parts are all in FP32 buffers."""
     for i in range(n):
-        x = w[i]
-        gradient = g[i] + coupled * x
-        first = m[i] + (gradient - m[i]) * take1
-        second = v[i] * beta2 + (gradient * gradient) * take2
-        m[i] = first
-        v[i] = second
-        w[i] = x - (size * (first / (np.sqrt(second) * root + eps)) + shrink * x)
+        w[i], m[i], v[i] = adam(w[i], g[i], m[i], v[i], c)
 
 
 @compile_loop
@@ -85,18 +100,20 @@ def plain_tile(g: Any, w: Any, n: Any, c: Any) -> None:
 
 
 @compile_loop
-def adam_constants(setting: Any, step: Any, c: Any) -> None:
+def adam_constants(setting: Any, step: Any) -> Any:
     """FP32 constants of a chunk, computed in float64 from its group and its step, counted from 1."""
     lr, beta1, beta2, decay = setting[LR], setting[BETA1], setting[BETA2], setting[WEIGHT_DECAY]
     decoupled = setting[DECOUPLED] != 0.0
-    c[0] = lr * decay if decoupled else 0.0
-    c[1] = 0.0 if decoupled else decay
-    c[2] = 1.0 - beta1
-    c[3] = beta2
-    c[4] = 1.0 - beta2
-    c[5] = lr / (1.0 - beta1**step)
-    c[6] = 1.0 / np.sqrt(1.0 - beta2**step)
-    c[7] = setting[EPS]
+    return (
+        np.float32(lr * decay if decoupled else 0.0),
+        np.float32(0.0 if decoupled else decay),
+        np.float32(1.0 - beta1),
+        np.float32(beta2),
+        np.float32(1.0 - beta2),
+        np.float32(lr / (1.0 - beta1**step)),
+        np.float32(1.0 / np.sqrt(1.0 - beta2**step)),
+        np.float32(setting[EPS]),
+    )
 
 
 @compile_loop
@@ -112,108 +129,126 @@ def sgd_constants(setting: Any, step: Any, c: Any) -> None:
     c[5] = 1.0 if nesterov else 0.0
 
 
-@compile_loop
-def update_adam(
-    kind: Any,
-    master: Any,
-    moments: Any,
-    table: Any,
-    settings: Any,
-    steps: Any,
-    scale: Any,
-    seed: Any,
-    kept: Any,
-    first_moment: Any,
-    second_moment: Any,
-    first_scales: Any,
-    second_scales: Any,
-    begin: Any,
-    end: Any,
-) -> None:
-    """Adam over rows ``begin`` to ``end`` of the table; addresses are those of state element 0."""
+@cache
+def update_adam(kind: int, master: int) -> Function:
+    """Adam over rows ``begin`` to ``end`` of the table; addresses are those of state element 0.
+
+    Compiled for one kind of parameters and of what is kept beyond them. With FP32 moments a tile is read and its
+    moments written in one loop, with 8-bit ones it is decoded into buffers first.
+    """
     size = 4 if kind == FLOAT32 else 2
     kept_size = 4 if master == MASTER else 2
-    g = np.empty(TILE, np.float32)
-    w = np.empty(TILE, np.float32)
-    m = np.empty(TILE, np.float32)
-    v = np.empty(TILE, np.float32)
-    c = np.empty(8, np.float32)
-    for row in range(begin, end):
-        setting = settings[table[row, GROUP]]
-        step = steps[table[row, STEP]] + 1.0
-        adam_constants(setting, step, c)
-        factor = np.float32(scale * setting[SIGN])
-        for start in range(0, table[row, LENGTH], TILE):
-            n = min(TILE, table[row, LENGTH] - start)
-            element = table[row, STATE] + start
-            parameter = table[row, PARAMETER] + size * start
-            load_gradient(kind, table[row, GRADIENT] + size * start, n, factor, g)
-            load_parameter(kind, master, parameter, kept + kept_size * element, n, w)
-            low, high = element & 0xFFFFFFFF, element >> 32
-            key = stream_key(seed, np.int64(step), high)
-            if moments == BYTES:
-                load_signed(first_moment + element, first_scales, element // TILE, n, m)
-                load_unsigned(second_moment + element, second_scales, element // TILE, n, v)
-                adam_tile(g, w, m, v, n, c)
-                other = mix(np.uint32(key + np.uint32(1)))
-                store_signed(first_moment + element, first_scales, element // TILE, n, m, other, np.uint32(low))
-                store_unsigned(second_moment + element, second_scales, element // TILE, n, v, other, np.uint32(low))
-            else:
-                in_place = carray(pointer_f32(first_moment + 4 * element), (n,))
-                second = carray(pointer_f32(second_moment + 4 * element), (n,))
-                adam_tile(g, w, in_place, second, n, c)
-            store_parameter(kind, master, parameter, kept + kept_size * element, n, w, key, np.uint32(low))
+
+    @compile_loop
+    def update(
+        moments: Any,
+        table: Any,
+        settings: Any,
+        steps: Any,
+        scale: Any,
+        seed: Any,
+        kept: Any,
+        first_moment: Any,
+        second_moment: Any,
+        first_scales: Any,
+        second_scales: Any,
+        begin: Any,
+        end: Any,
+    ) -> None:
+        tile = TILE if moments == BYTES else LONG_TILE
+        g = np.empty(TILE, np.float32)
+        w = np.empty(LONG_TILE, np.float32)
+        m = np.empty(TILE, np.float32)
+        v = np.empty(TILE, np.float32)
+        for row in range(begin, end):
+            setting = settings[table[row, GROUP]]
+            step = steps[table[row, STEP]] + 1.0
+            c = adam_constants(setting, step)
+            factor = np.float32(scale * setting[SIGN])
+            for start in range(0, table[row, LENGTH], tile):
+                n = min(tile, table[row, LENGTH] - start)
+                element = table[row, STATE] + start
+                low, high = element & 0xFFFFFFFF, element >> 32
+                key = stream_key(seed, np.int64(step), high)
+                parameter, extra = table[row, PARAMETER] + size * start, kept + kept_size * element
+                p, given = elements(kind, parameter, n), elements(kind, table[row, GRADIENT] + size * start, n)
+                k = kept_elements(master, extra, p, n)
+                if moments == BYTES:
+                    for i in range(n):
+                        g[i] = gradient_value(kind, given[i]) * factor
+                        w[i] = full_precision(kind, master, p[i], k[i])
+                    load_signed(first_moment + element, first_scales, element // TILE, n, m)
+                    load_unsigned(second_moment + element, second_scales, element // TILE, n, v)
+                    adam_tile(g, w, m, v, n, c)
+                    other = mix(np.uint32(key + np.uint32(1)))
+                    store_signed(first_moment + element, first_scales, element // TILE, n, m, other, np.uint32(low))
+                    store_unsigned(second_moment + element, second_scales, element // TILE, n, v, other, np.uint32(low))
+                else:
+                    first = carray(pointer_f32(first_moment + 4 * element), (n,))
+                    second = carray(pointer_f32(second_moment + 4 * element), (n,))
+                    for i in range(n):
+                        x, gradient = full_precision(kind, master, p[i], k[i]), gradient_value(kind, given[i]) * factor
+                        w[i], first[i], second[i] = adam(x, gradient, first[i], second[i], c)
+                store_parameter(kind, master, parameter, extra, n, w, key, np.uint32(low))
+
+    return cast("Function", update)
 
 
-@compile_loop
-def update_sgd(
-    kind: Any,
-    master: Any,
-    moments: Any,
-    table: Any,
-    settings: Any,
-    steps: Any,
-    scale: Any,
-    seed: Any,
-    kept: Any,
-    first_moment: Any,
-    second_moment: Any,
-    first_scales: Any,
-    second_scales: Any,
-    begin: Any,
-    end: Any,
-) -> None:
+@cache
+def update_sgd(kind: int, master: int) -> Function:
     """SGD over rows ``begin`` to ``end`` of the table; without momentum ``first_moment`` is 0."""
     size = 4 if kind == FLOAT32 else 2
     kept_size = 4 if master == MASTER else 2
-    g = np.empty(TILE, np.float32)
-    w = np.empty(TILE, np.float32)
-    m = np.empty(TILE, np.float32)
-    c = np.empty(8, np.float32)
-    for row in range(begin, end):
-        setting = settings[table[row, GROUP]]
-        step = steps[table[row, STEP]] + 1.0
-        sgd_constants(setting, step, c)
-        factor = np.float32(scale * setting[SIGN])
-        for start in range(0, table[row, LENGTH], TILE):
-            n = min(TILE, table[row, LENGTH] - start)
-            element = table[row, STATE] + start
-            parameter = table[row, PARAMETER] + size * start
-            load_gradient(kind, table[row, GRADIENT] + size * start, n, factor, g)
-            load_parameter(kind, master, parameter, kept + kept_size * element, n, w)
-            low, high = element & 0xFFFFFFFF, element >> 32
-            key = stream_key(seed, np.int64(step), high)
-            if setting[MOMENTUM] == 0.0 or first_moment == 0:
-                plain_tile(g, w, n, c)
-            elif moments == BYTES:
-                load_signed(first_moment + element, first_scales, element // TILE, n, m)
-                momentum_tile(g, w, m, n, c)
-                other = mix(np.uint32(key + np.uint32(1)))
-                store_signed(first_moment + element, first_scales, element // TILE, n, m, other, np.uint32(low))
-            else:
-                in_place = carray(pointer_f32(first_moment + 4 * element), (n,))
-                momentum_tile(g, w, in_place, n, c)
-            store_parameter(kind, master, parameter, kept + kept_size * element, n, w, key, np.uint32(low))
+
+    @compile_loop
+    def update(
+        moments: Any,
+        table: Any,
+        settings: Any,
+        steps: Any,
+        scale: Any,
+        seed: Any,
+        kept: Any,
+        first_moment: Any,
+        second_moment: Any,
+        first_scales: Any,
+        second_scales: Any,
+        begin: Any,
+        end: Any,
+    ) -> None:
+        g = np.empty(TILE, np.float32)
+        w = np.empty(TILE, np.float32)
+        m = np.empty(TILE, np.float32)
+        c = np.empty(8, np.float32)
+        for row in range(begin, end):
+            setting = settings[table[row, GROUP]]
+            step = steps[table[row, STEP]] + 1.0
+            sgd_constants(setting, step, c)
+            factor = np.float32(scale * setting[SIGN])
+            for start in range(0, table[row, LENGTH], TILE):
+                n = min(TILE, table[row, LENGTH] - start)
+                element = table[row, STATE] + start
+                low, high = element & 0xFFFFFFFF, element >> 32
+                key = stream_key(seed, np.int64(step), high)
+                parameter, extra = table[row, PARAMETER] + size * start, kept + kept_size * element
+                p, given = elements(kind, parameter, n), elements(kind, table[row, GRADIENT] + size * start, n)
+                k = kept_elements(master, extra, p, n)
+                for i in range(n):
+                    g[i] = gradient_value(kind, given[i]) * factor
+                    w[i] = full_precision(kind, master, p[i], k[i])
+                if setting[MOMENTUM] == 0.0 or first_moment == 0:
+                    plain_tile(g, w, n, c)
+                elif moments == BYTES:
+                    load_signed(first_moment + element, first_scales, element // TILE, n, m)
+                    momentum_tile(g, w, m, n, c)
+                    other = mix(np.uint32(key + np.uint32(1)))
+                    store_signed(first_moment + element, first_scales, element // TILE, n, m, other, np.uint32(low))
+                else:
+                    in_place = carray(pointer_f32(first_moment + 4 * element), (n,))
+                    momentum_tile(g, w, in_place, n, c)
+                store_parameter(kind, master, parameter, extra, n, w, key, np.uint32(low))
+
+    return cast("Function", update)
 
 
 @compile_loop
@@ -239,26 +274,33 @@ def overflowed(kind: Any, table: Any, begin: Any, end: Any) -> Any:
     return False
 
 
-@compile_loop
-def sum_of_squares(kind: Any, table: Any, begin: Any, end: Any) -> Any:
-    """Σ gradient² of these rows, in float64."""
-    g = np.empty(TILE, np.float32)
-    lanes = np.empty(8, np.float64)
+@cache
+def sum_of_squares(kind: int) -> Function:
+    """Σ gradient² of rows ``begin`` to ``end`` of the table, in float64."""
     size = 4 if kind == FLOAT32 else 2
-    lanes[:] = 0.0
-    for row in range(begin, end):
-        for start in range(0, table[row, LENGTH], TILE):
-            n = min(TILE, table[row, LENGTH] - start)
-            load_gradient(kind, table[row, GRADIENT] + size * start, n, np.float32(1), g)
-            whole = n - n % 8
-            for i in range(0, whole, 8):
-                for lane in range(8):
-                    x = np.float64(g[i + lane])
-                    lanes[lane] += x * x
-            for i in range(whole, n):
-                x = np.float64(g[i])
-                lanes[0] += x * x
-    return lanes.sum()
+
+    @compile_loop
+    def squares(table: Any, begin: Any, end: Any) -> Any:
+        g = np.empty(TILE, np.float32)
+        lanes = np.empty(8, np.float64)
+        lanes[:] = 0.0
+        for row in range(begin, end):
+            for start in range(0, table[row, LENGTH], TILE):
+                n = min(TILE, table[row, LENGTH] - start)
+                given = elements(kind, table[row, GRADIENT] + size * start, n)
+                for i in range(n):
+                    g[i] = gradient_value(kind, given[i])
+                whole = n - n % 8
+                for i in range(0, whole, 8):
+                    for lane in range(8):
+                        x = np.float64(g[i + lane])
+                        lanes[lane] += x * x
+                for i in range(whole, n):
+                    x = np.float64(g[i])
+                    lanes[0] += x * x
+        return lanes.sum()
+
+    return cast("Function", squares)
 
 
 @compile_loop

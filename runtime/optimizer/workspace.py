@@ -19,6 +19,7 @@ from runtime.errors import OptimizerError, SparseGradientError
 from runtime.optimizer import codes, convert
 from runtime.optimizer.layout import Segment, chunk_table, lay_out
 from runtime.optimizer.precision import Precision
+from runtime.pages import zeros
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -121,25 +122,23 @@ class Workspace:
         for name, signed in self.moments:
             if self.states == codes.FULL:
                 kind = torch.float64 if self.dtype is torch.float64 else torch.float32
-                blocks[name] = torch.zeros(self.length, dtype=kind, device=self.device)
+                blocks[name] = zeros(self.length, kind, self.device)
             else:
                 kind = torch.int8 if signed else torch.uint8
-                blocks[name] = torch.zeros(self.length, dtype=kind, device=self.device)
-                blocks[f"{name}_scales"] = torch.zeros(
-                    self.length // codes.TILE, dtype=torch.float32, device=self.device
-                )
+                blocks[name] = zeros(self.length, kind, self.device)
+                blocks[f"{name}_scales"] = zeros(self.length // codes.TILE, torch.float32, self.device)
         if self.master == codes.MASTER:
-            blocks["master"] = torch.zeros(self.length, dtype=torch.float32, device=self.device)
+            blocks["master"] = zeros(self.length, torch.float32, self.device)
             for slot in self.slots:
                 slot.view(blocks["master"]).copy_(slot.parameter.detach())
         elif self.master == codes.SPLIT:
-            blocks["remainder"] = torch.zeros(self.length, dtype=torch.int16, device=self.device)
+            blocks["remainder"] = zeros(self.length, torch.int16, self.device)
         return blocks
 
     def _link(self) -> None:
         """Move parameters, and gradients that there are, into workspaces."""
-        self.parameters = torch.zeros(self.length, dtype=self.dtype, device=self.device)
-        self.gradients = torch.zeros(self.length, dtype=self.dtype, device=self.device)
+        self.parameters = zeros(self.length, self.dtype, self.device)
+        self.gradients = zeros(self.length, self.dtype, self.device)
         for slot in self.slots:
             if slot.segment.length == 0:
                 continue

@@ -562,7 +562,7 @@ def test_i06_the_update_reaches_states_past_two_to_the_31_elements(offset, momen
         bases = [block.data_ptr() - block.element_size() * at for block in (kept, m, v)]
         scales = [block.data_ptr() - 4 * (at // codes.TILE) for block in (m_scales, v_scales)]
         steps = np.zeros(1, dtype=np.float32)
-        update_adam(codes.FLOAT16, master, moments, table, setting, steps, 1.0, 0, *bases, *scales, 0, 1)
+        update_adam(codes.FLOAT16, master)(moments, table, setting, steps, 1.0, 0, *bases, *scales, 0, 1)
         assert bool((parameter != start).all())
         ends.append((parameter, kept, m, v, m_scales, v_scales))
     exact = master != codes.STOCHASTIC and moments == codes.FULL  # random bits belong to an element's number

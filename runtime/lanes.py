@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.kernels.binding import Call
+from runtime import team
+
+if TYPE_CHECKING:
+    from runtime.kernels.binding import Call  # which imports this module
 
 
 class Section:
@@ -23,11 +27,14 @@ class Section:
     def run(self, threads: int) -> None:
         """Run the lanes on ``threads`` threads, each with an equal share of them for ATen's own parallel loops."""
         workers = min(threads, len(self.lanes))
+        before = torch.get_num_threads()
         if workers <= 1:
             for lane in self.lanes:
                 _run(lane)
             return
-        before = torch.get_num_threads()
+        if workers == before and team.found():
+            team.run(self._take)  # within it ATen's and MKL's loops run on the thread that calls them
+            return
         share = max(before // workers, 1)
         pool = _pool(workers)
         # ATen's thread count is partly per thread and partly global (MKL's), so it is set here as well as in the pool.
@@ -41,6 +48,11 @@ class Section:
         for error in errors:
             if error is not None:
                 raise error
+
+    def _take(self, member: int, members: int) -> None:
+        with torch.no_grad():
+            for lane in self.lanes[member::members]:
+                _run(lane)
 
 
 @cache

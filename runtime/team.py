@@ -31,9 +31,14 @@ def _openmp() -> ctypes.CDLL | None:
     return None
 
 
+def found() -> bool:
+    """Whether ATen's threads can be had."""
+    return _openmp() is not None
+
+
 @cache
 def available() -> bool:
-    """Whether loops can run on ATen's threads; if so, what they call inside is known to the compiler by name."""
+    """Whether compiled loops can run on ATen's threads; if so, what they call inside is known to numba by name."""
     library = _openmp()
     if library is None:
         return False

@@ -124,7 +124,7 @@ def full_precision(kind: Any, master: Any, bits: Any, kept: Any) -> Any:
     A master that no longer rounds to its parameter is out of date: someone wrote the parameter, which then counts.
     """
     shown = gradient_value(kind, bits)
-    if kind == FLOAT32 or master == NONE or master == STOCHASTIC:
+    if kind == FLOAT32 or master in (NONE, STOCHASTIC):
         return shown
     elif master == SPLIT:  # noqa: RET505 - as above
         if kind == FLOAT16:

@@ -7,7 +7,7 @@ their roundings are those of `runtime.optimizer.aten`, so that both give the sam
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -191,7 +191,7 @@ def update_adam(kind: int, master: int) -> Function:
                         w[i], first[i], second[i] = adam(x, gradient, first[i], second[i], c)
                 store_parameter(kind, master, parameter, extra, n, w, key, np.uint32(low))
 
-    return cast("Function", update)
+    return update
 
 
 @cache
@@ -248,7 +248,7 @@ def update_sgd(kind: int, master: int) -> Function:
                     momentum_tile(g, w, in_place, n, c)
                 store_parameter(kind, master, parameter, extra, n, w, key, np.uint32(low))
 
-    return cast("Function", update)
+    return update
 
 
 @compile_loop
@@ -300,7 +300,7 @@ def sum_of_squares(kind: int) -> Function:
                     lanes[0] += x * x
         return lanes.sum()
 
-    return cast("Function", squares)
+    return squares
 
 
 @compile_loop

@@ -1,0 +1,95 @@
+"""Work on ATen's own threads: once on each, errors raised, and the pool that stands in."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from runtime import team
+from runtime.lanes import Section
+
+
+@pytest.fixture(params=["atens", "pool"])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """Three threads, ATen's and those of the pool that stands in for them."""
+    if request.param == "pool":
+        monkeypatch.setattr(team, "_openmp", lambda: None)
+    elif not team.found():
+        pytest.skip("this build of PyTorch runs on another OpenMP library")
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield 3
+    torch.set_num_threads(before)
+
+
+def test_every_member_works_once_and_at_the_same_time(threads: int) -> None:
+    together = threading.Barrier(threads, timeout=60)
+    seen: list[tuple[int, int, int]] = []
+
+    def work(member: int, members: int) -> None:
+        together.wait()
+        seen.append((member, members, threading.get_native_id()))
+
+    for _ in range(3):
+        seen.clear()
+        team.run(work)
+        assert sorted(item[:2] for item in seen) == [(member, threads) for member in range(threads)]
+        assert len({item[2] for item in seen}) == threads
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_what_a_member_raises_is_raised_when_all_have_ended(threads: int, error: type[BaseException]) -> None:
+    ended: list[int] = []
+
+    def work(member: int, _: int) -> None:
+        if member == 1:
+            raise error("of one member")
+        ended.append(member)
+
+    with pytest.raises(error, match="of one member"):
+        team.run(work)
+    assert sorted(ended) == [0, 2]
+    team.run(lambda member, _: ended.append(member))
+    assert sorted(ended) == [0, 0, 1, 2, 2]
+
+
+def test_one_thread_is_the_caller() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        seen: list[tuple[int, int, int]] = []
+        team.run(lambda member, members: seen.append((member, members, threading.get_native_id())))
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [(0, 1, threading.get_native_id())]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+def test_lanes_run_whole_and_in_order(threads: int, count: int, workers: int) -> None:
+    order: list[list[int]] = [[] for _ in range(count)]
+    settings: set[tuple[bool, int]] = set()
+
+    def call(lane: int, number: int):
+        def record() -> None:
+            settings.add((torch.is_grad_enabled(), torch.get_num_threads()))
+            order[lane].append(number)
+
+        return record
+
+    with torch.no_grad():
+        Section([[call(lane, number) for number in range(4)] for lane in range(count)]).run(workers)
+    assert order == [[0, 1, 2, 3]] * count
+    assert not any(enabled for enabled, _ in settings)
+    assert torch.get_num_threads() == threads
+
+
+def test_a_failing_lane_is_reported(threads: int) -> None:
+    def fail() -> None:
+        raise RuntimeError("of a lane")
+
+    with pytest.raises(RuntimeError, match="of a lane"):
+        Section([[fail], [], []]).run(threads)
+    assert torch.get_num_threads() == threads

@@ -11,7 +11,7 @@ import torch
 
 from runtime.kernels.compiled import converts_half
 from runtime.kernels.pointwise_source import compiled_text
-from runtime.kernels.team import THREAD, THREADS, available, on_all_threads
+from runtime.team import THREAD, THREADS, available, on_all_threads
 
 #: How numba sees each dtype: 16-bit numbers as their bits.
 _KINDS = {torch.float32: "float32", torch.float64: "float64", torch.float16: "int16", torch.bfloat16: "uint16"}

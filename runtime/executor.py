@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -31,6 +32,9 @@ class ArenaRuntime:
         arena: memory to run in, at least as large as the plan's arena and as strictly aligned; by default its own.
         kernels: ``"triton"`` binds operations that have a Triton kernel to it, ``"aten"`` none, ``"auto"`` does so on a
             GPU where Triton is installed.
+        cuda_graph: on a CUDA device, capture the program at its second execution, when its kernels are compiled, and
+            replay it as one CUDA graph from then on. What a plan does between executions is not captured: inputs are
+            loaded as ever.
         outside: read parameters and buffers where they lie, instead of a copy at the bottom of the arena, which then
             begins above them. The program must not change them.
 
@@ -45,6 +49,7 @@ class ArenaRuntime:
         *,
         arena: Arena | None = None,
         kernels: str = "auto",
+        cuda_graph: bool = False,
         outside: bool = False,
     ) -> None:
         verify(plan)
@@ -69,6 +74,9 @@ class ArenaRuntime:
         self._triton = uses_triton(kernels, self.arena.device)
         self._program = _program(graph, self.views, triton=self._triton)
         self._aliases = self._overlapping_inputs()
+        if cuda_graph and self.arena.device.type != "cuda":
+            raise ArenaError(f"cuda_graph=True: the arena lies on {self.arena.device}; use device='cuda'")
+        self._graph = _Replay(self) if cuda_graph else None
 
     def __call__(self, *inputs: Any, copy: bool = False, poison: bool = False) -> Any:
         """Load ``inputs`` into the arena, run every step, and return the results.
@@ -119,11 +127,18 @@ class ArenaRuntime:
         if self.arena.device.type == "cuda":
             workers, on_device = 1, torch.cuda.device(self.arena.device)
         with torch.no_grad(), on_device:
-            for item in self._program:
-                if isinstance(item, Section):
-                    item.run(workers)
-                else:
-                    item()
+            if self._graph is not None:
+                self._graph()
+            else:
+                self.run_program(workers)
+
+    def run_program(self, workers: int = 1) -> None:
+        """Call every step in order; `execute` does so on the right device."""
+        for item in self._program:
+            if isinstance(item, Section):
+                item.run(workers)
+            else:
+                item()
 
     def results(self, *, copy: bool = False) -> Any:
         """Results of the last execution, as `__call__` returns them."""
@@ -206,6 +221,30 @@ class ArenaRuntime:
                     target = self._states[self._state_at[port.tensor]][2]
                 if target is not None:
                     _place(target, self.views[port.tensor])
+
+
+class _Replay:
+    """A program on a CUDA device: run once, then captured, then replayed.
+
+    The first run compiles kernels and loads libraries, which may not happen during a capture. A capture runs nothing.
+    """
+
+    def __init__(self, run: ArenaRuntime) -> None:
+        self._run = weakref.proxy(run)
+        self._warm = False
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        if not self._warm:
+            self._run.run_program()
+            self._warm = True
+            return
+        if self._graph is None:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._run.run_program()
+            self._graph = graph
+        self._graph.replay()
 
 
 def outside_nbytes(plan: Plan) -> int:

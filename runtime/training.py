@@ -55,7 +55,7 @@ class TrainingStep:
         scaler: of the loss; by default a `LossScaler` for ``"fp16"``, and none otherwise.
         device, strategy, budget, recompute: as `planner.plan`.
         attention: as `planner.trace`: ``"fused"`` holds no attention matrix where the model calls PyTorch's attention.
-        kernels: as `ArenaRuntime`.
+        kernels, cuda_graph: as `ArenaRuntime`.
         progress: called with a line of text while planning.
 
     After a step each parameter's ``grad`` is a view of the arena; as in PyTorch, a step adds to gradients that were
@@ -80,6 +80,7 @@ class TrainingStep:
         budget: str | int | None = None,
         recompute: bool = True,
         kernels: str = "auto",
+        cuda_graph: bool = False,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.model = model
@@ -87,7 +88,7 @@ class TrainingStep:
         self._options: dict[str, Any] = {"strategy": strategy, "budget": budget, "recompute": recompute}
         self._attention = attention
         self._device = torch.device(device)
-        self._kernels = kernels
+        self._binding: dict[str, Any] = {"kernels": kernels, "cuda_graph": cuda_graph}
         self._progress = progress
         self._runs: OrderedDict[tuple[Any, ...], ArenaRuntime] = OrderedDict()
         self._arena: Arena | None = None
@@ -185,7 +186,7 @@ class TrainingStep:
             made = self._with_update(partial(plan, graph, progress=self._progress, alignment=_ALIGNMENT))
         if self._arena is None or self._arena.nbytes < made.arena_nbytes:
             self._grow(made)
-        return ArenaRuntime(made, device=self._device, arena=self._arena, kernels=self._kernels)
+        return ArenaRuntime(made, device=self._device, arena=self._arena, **self._binding)
 
     def _with_update(self, planned: Callable[..., Plan]) -> Plan:
         """The plan that ends with the update, the budget being that of both together."""
@@ -221,7 +222,7 @@ class TrainingStep:
         """The update as part of the plan, for a fused optimizer: on a CPU, or by the Triton kernels."""
         if not isinstance(self.optimizer, FusedOptimizer) or self.amp is None:
             return None
-        deferred = uses_triton(self._kernels, self._device) and takes_triton(self.optimizer, self._device)
+        deferred = uses_triton(self._binding["kernels"], self._device) and takes_triton(self.optimizer, self._device)
         if self._device.type != "cpu" and not deferred:
             self.optimizer.follow()
             return None
@@ -261,7 +262,7 @@ class TrainingStep:
         self._arena = Arena(made.arena_nbytes, made.alignment, self._device)
         plans = {key: run.plan for key, run in self._runs.items()}
         for key, other in plans.items():
-            self._runs[key] = ArenaRuntime(other, device=self._device, arena=self._arena, kernels=self._kernels)
+            self._runs[key] = ArenaRuntime(other, device=self._device, arena=self._arena, **self._binding)
 
     def _unlink(self) -> None:
         """Move what lies in the arena out of it, before the arena goes."""

@@ -1,7 +1,7 @@
 """The fused attention called eagerly: what ``graph.forward`` of a traced backward runs.
 
-Importing this module gives the operators ``arenaplan::attention`` and ``attention_backward`` their kernels on a CPU:
-the planned ones, in scratch made for the call.
+Importing this module gives the operators ``arenaplan::attention`` and ``attention_backward`` their kernels on a CPU and
+on a CUDA device: the planned ones, in scratch made for the call.
 """
 
 from __future__ import annotations
@@ -69,5 +69,6 @@ def perform(operator: str, arguments: tuple[Any, ...], outputs: tuple[torch.Tens
 
 
 _LIBRARY = torch.library.Library("arenaplan", "IMPL")  # type: ignore[no-untyped-call]
-_LIBRARY.impl("attention", attention, "CPU")  # type: ignore[no-untyped-call]
-_LIBRARY.impl("attention_backward", attention_backward, "CPU")  # type: ignore[no-untyped-call]
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("attention", attention, _key)  # type: ignore[no-untyped-call]
+    _LIBRARY.impl("attention_backward", attention_backward, _key)  # type: ignore[no-untyped-call]

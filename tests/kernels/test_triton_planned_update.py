@@ -21,12 +21,13 @@ from planner.operators import CHECK_GRADIENTS, UPDATE
 from planner.plan import Plan
 from runtime import ArenaRuntime, TrainingStep
 from runtime.errors import LossScaleWarning
-from runtime.kernels.triton.launch import Launch
+from runtime.kernels.triton.launch import INTERPRETED, Launch
 from runtime.kernels.triton.update import scratch_nbytes
 from runtime.optimizer import FusedAdamW, FusedOptimizer, FusedSGD, LossScaler
 from runtime.optimizer.planned import PlannedUpdate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+ON_GPU = torch.cuda.is_available() and not INTERPRETED
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
@@ -403,3 +404,50 @@ def test_a_saved_plan_runs_with_and_without_the_kernels(tmp_path: Any) -> None:
         ends.append(state)
     for name, one in ends[0].items():
         torch.testing.assert_close(one, ends[1][name], rtol=1e-5, atol=1e-5, equal_nan=True, msg=name)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="no CUDA device, or TRITON_INTERPRET is not 0")
+@pytest.mark.parametrize("cuda_graph", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_steps_on_a_gpu_wait_and_allocate_nothing_and_are_the_cpus(precision: str, cuda_graph: bool) -> None:
+    """From the third step on, when kernels are compiled and the graph is captured; an overflow is among them."""
+    ends = []
+    for device in ("cuda", "cpu"):
+        model = net().to(device)
+        optimizer = FusedAdamW(model.parameters(), lr=0.01, max_grad_norm=0.3, skip_nonfinite=True)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
+        scaler = LossScaler(1024.0, growth_interval=2, enabled=precision == "fp16")
+        batches = [tuple(item.to(device) for item in data(number)) for number in range(8)]
+        batches[4][0][0, 0] = math.inf
+        step = TrainingStep(
+            model,
+            loss32,
+            batches[0],
+            optimizer=optimizer,
+            precision=precision,
+            scaler=scaler,
+            device=device,
+            cuda_graph=cuda_graph and device == "cuda",
+        )
+        losses, before = [], 0
+        try:
+            for number, example in enumerate(batches):
+                if device == "cuda" and number == 2:
+                    torch.cuda.synchronize()
+                    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+                    torch.cuda.set_sync_debug_mode("error")
+                losses.append(step(example))
+                schedule.step()
+        finally:
+            if device == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+        if device == "cuda":
+            assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+        ends.append(([loss.item() for loss in losses], scaler.state_dict(), optimizer.skipped_steps, model))
+    assert ends[0][1:3] == ends[1][1:3]
+    assert ends[0][2] == 1
+    tolerance = 1e-4 if precision == "fp32" else 2e-2
+    assert ends[0][0] == pytest.approx(ends[1][0], abs=tolerance, nan_ok=True)
+    for one, two in zip(ends[0][3].parameters(), ends[1][3].parameters(), strict=True):
+        torch.testing.assert_close(one.cpu(), two, rtol=tolerance, atol=tolerance)

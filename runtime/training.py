@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,6 +21,7 @@ from planner.update import with_own_gradients, with_update
 from runtime.arena import Arena
 from runtime.errors import ArenaError, InputError
 from runtime.executor import ArenaRuntime, uses_triton
+from runtime.loss_program import PREFIX, SCALE, LossProgram
 from runtime.mixed_precision import Amp, initialize
 from runtime.optimizer.base import FusedOptimizer
 from runtime.optimizer.planned import PlannedUpdate, takes_triton
@@ -31,8 +31,6 @@ from runtime.optimizer.scaling import LossScaler
 MOST_SHAPES = 8
 #: Losses of this many steps lie in one block of their own, so that a loss the caller keeps is never overwritten.
 LOSS_BLOCK = 1024
-_PREFIX = "model."
-_SCALE = "loss_scale"
 #: Every offset is a multiple of it.
 _ALIGNMENT = 256
 
@@ -97,7 +95,7 @@ class TrainingStep:
         self._parameters = dict(model.named_parameters())
         self.amp = self._initialized(precision, scaler)
         scaled = self.amp is not None and self.amp.scaler.enabled
-        self._program = _Program(model, loss_fn, scaled=scaled)
+        self._program = LossProgram(model, loss_fn, scaled=scaled)
         self._update = self._planned_update()
         self._stepped = True
         # The hook gets an attribute set by PyTorch, which a bound method cannot have.
@@ -226,9 +224,9 @@ class TrainingStep:
         if self._device.type != "cpu" and not deferred:
             self.optimizer.follow()
             return None
-        names = {id(parameter): _PREFIX + name for name, parameter in self.model.named_parameters()}
+        names = {id(parameter): PREFIX + name for name, parameter in self.model.named_parameters()}
         scaler = self.amp.scaler
-        scale = (_SCALE, self._program.loss_scale) if scaler.enabled else None
+        scale = (SCALE, self._program.loss_scale) if scaler.enabled else None
         return PlannedUpdate(self.optimizer, names, scaler, scale, device=self._device, deferred=deferred)
 
     def _prepare(self) -> None:
@@ -335,77 +333,6 @@ class TrainingStep:
                 state[name] = value.detach().clone()
 
 
-class _Program(nn.Module):
-    """The model and its loss as one module of the batch."""
-
-    loss_scale: torch.Tensor
-
-    def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None, *, scaled: bool = False) -> None:
-        super().__init__()
-        if scaled:
-            near = next((parameter.device for parameter in model.parameters()), None)
-            self.register_buffer(_SCALE, torch.ones((), device=near), persistent=False)
-        self.model = model
-        self.loss_fn = loss_fn
-        self.takes_target = loss_fn is not None and _positional(loss_fn) != 1
-
-    def forward(self, *items: Any, **named: Any) -> Any:
-        """Loss of a batch given as positional or keyword inputs; its gradient starts at the loss scale, if any."""
-        loss = self._loss(*items, **named)
-        return _scaled_backward(loss, self.loss_scale) if _SCALE in self._buffers else loss
-
-    def _loss(self, *items: Any, **named: Any) -> Any:
-        if named or not items:
-            outputs, target = self.model(**named), named
-        elif self.takes_target:
-            outputs, target = self.model(*items[:-1]), items[-1]
-        else:
-            outputs, target = self.model(*items), None
-        if self.loss_fn is None:
-            return _own_loss(outputs)
-        return self.loss_fn(outputs, target) if self.takes_target else self.loss_fn(outputs)
-
-
-class _ScaledBackward(torch.autograd.Function):
-    """The loss itself; in the backward its gradient is multiplied by the scale."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(scale)
-        return loss.view_as(loss)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (scale,) = ctx.saved_tensors
-        return gradient * scale, None
-
-
-def _scaled_backward(loss: Any, scale: torch.Tensor) -> Any:
-    full = loss.float() if isinstance(loss, torch.Tensor) and loss.dtype in (torch.float16, torch.bfloat16) else loss
-    return _ScaledBackward.apply(full, scale)  # type: ignore[no-untyped-call]
-
-
-def _positional(function: Callable[..., Any]) -> int:
-    """Positional arguments a function must be given; 2, as a loss usually takes, where that is not known."""
-    if isinstance(function, nn.Module):
-        function = function.forward
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return 2
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
-
-
-def _own_loss(outputs: Any) -> Any:
-    if isinstance(outputs, torch.Tensor):
-        return outputs
-    loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
-    if loss is None:
-        raise InputError("loss_fn", "it is None, and the model returns neither a scalar nor an output with `loss`")
-    return loss
-
-
 def _identity(loss: Any) -> Any:
     return loss
 
@@ -432,9 +359,9 @@ def _gradients(run: ArenaRuntime) -> list[tuple[str, torch.Tensor | None]]:
     found: list[tuple[str, torch.Tensor | None]] = []
     for port in run.plan.graph.gradients:
         if port.tensor is None:
-            found.append((port.name.removeprefix(_PREFIX), None))
+            found.append((port.name.removeprefix(PREFIX), None))
         elif run.plan.graph.storages[run.plan.graph.tensors[port.tensor].storage].role is Role.PARAMETER_GRADIENT:
-            found.append((port.name.removeprefix(_PREFIX), run.views[port.tensor]))
+            found.append((port.name.removeprefix(PREFIX), run.views[port.tensor]))
     return found
 
 

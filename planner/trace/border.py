@@ -13,8 +13,8 @@ from planner.errors import TraceError
 from planner.graph import FILLED_ROLES, Graph, Operation, Port, Role, Storage
 from planner.operators import is_random
 from planner.rewrite.program import compact
+from planner.trace.builder import Builder
 from planner.trace.capture import Captured
-from planner.trace.lower import Builder
 
 
 def finish(builder: Builder, captured: Captured, nodes: dict[str, torch.fx.Node], output: torch.fx.Node) -> Graph:

@@ -12,7 +12,7 @@ from planner.graph import Argument, Role, TensorRef, dense_strides
 from planner.operators import ARANGE
 
 if TYPE_CHECKING:
-    from planner.trace.lower import Builder
+    from planner.trace.builder import Builder
 
 Lowering = Callable[["Builder", torch.fx.Node], bool]
 

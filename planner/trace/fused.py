@@ -19,7 +19,7 @@ from planner.graph import Role, TensorRef, dense_strides
 from planner.operators import accumulator
 
 if TYPE_CHECKING:
-    from planner.trace.lower import Builder
+    from planner.trace.builder import Builder
 
 _SETTINGS = "Tensor? mask, Tensor? seed, float dropout, float scale, bool causal"
 

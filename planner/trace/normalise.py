@@ -12,9 +12,10 @@ from planner.errors import TraceError
 from planner.graph import Role, TensorRef, dense_strides
 from planner.operators import ARANGE
 from planner.trace import compose, fused
+from planner.trace.nodes import source_of
 
 if TYPE_CHECKING:
-    from planner.trace.lower import Builder
+    from planner.trace.builder import Builder
 
 Lowering = Callable[["Builder", torch.fx.Node], bool]
 
@@ -207,8 +208,6 @@ def _as_strided_of(builder: Builder, whole: int, node: torch.fx.Node, first: int
 
 def _refused(cause: str, remedy: str) -> Lowering:
     def lowering(_: Builder, node: torch.fx.Node) -> bool:
-        from planner.trace.lower import source_of
-
         raise TraceError(str(node.target), cause, remedy, source_of(node))
 
     return lowering
@@ -323,11 +322,3 @@ TABLE: Mapping[str, Lowering] = MappingProxyType(
         "aten::set_.source_Storage": _RESIZED,
     }
 )
-
-
-def writes_silently(node: torch.fx.Node, argument: str) -> bool:
-    """Whether an operator writes ``argument`` although its schema does not say so: batch norm's running statistics."""
-    if str(node.target) != "aten.native_batch_norm.default" or argument not in ("running_mean", "running_var"):
-        return False
-    training = node.args[5] if len(node.args) > 5 else node.kwargs.get("training")
-    return bool(training)

@@ -72,8 +72,6 @@ FILLED_ROLES = frozenset(
 )
 #: Filled roles whose bytes become free space after their last use.
 DONATED_ROLES = frozenset({Role.INPUT, Role.SAVED, Role.GRAD_OUTPUT})
-#: Roles the caller reads after the last step.
-RESULT_ROLES = frozenset({Role.OUTPUT, Role.GRADIENT, Role.PARAMETER_GRADIENT})
 #: Roles counted in ``resident_bytes``: there before the pass starts.
 RESIDENT_ROLES = FILLED_ROLES | {Role.PARAMETER_GRADIENT}
 

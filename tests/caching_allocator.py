@@ -264,6 +264,15 @@ class Stacks:
         return self.known[name, line]
 
 
+def fragmented() -> CachingAllocator:
+    """64 MiB of which 34 are free, in gaps of 5 MiB and less: 24 MiB do not fit, and would in one piece."""
+    allocator = CachingAllocator(capacity=64 * 2**20)
+    blocks = [allocator.alloc(5 * 2**20) for _ in range(12)]
+    for address in blocks[::2]:
+        allocator.free(address)
+    return allocator
+
+
 def train(
     allocator: CachingAllocator,
     *,

@@ -8,7 +8,6 @@ from functools import cache
 
 from planner.graph import (
     FILLED_ROLES,
-    RESULT_ROLES,
     Argument,
     Dtype,
     Graph,
@@ -21,6 +20,11 @@ from planner.graph import (
     dense_strides,
 )
 from planner.plan import Formula, Placement, Plan, padded
+
+#: Roles of what somebody reads after the last step.
+LASTING_ROLES = frozenset(
+    {Role.OUTPUT, Role.GRADIENT, Role.PARAMETER_GRADIENT, Role.PARAMETER, Role.BUFFER, Role.CONSTANT}
+)
 
 _PORTS = {
     Role.INPUT: "inputs",
@@ -90,7 +94,7 @@ class PlanBuilder:
         for index, storage in enumerate(self.storages):
             if storage.role in FILLED_ROLES or storage.role is Role.PARAMETER_GRADIENT:
                 births[index] = 0
-            if storage.role in RESULT_ROLES | {Role.PARAMETER, Role.BUFFER, Role.CONSTANT}:
+            if storage.role in LASTING_ROLES:
                 deaths[index] = steps
             births.setdefault(index, 0)
             deaths.setdefault(index, births[index] + 1)

@@ -62,11 +62,9 @@ class EagerMemory:
         trainable_nbytes: parameters that require a gradient.
         trainable_elements, trainable_tensors: how many elements they have, and how many they are.
         largest_parameter_nbytes: the largest of those.
-        saved_nbytes: alive when the backward starts (when a forward ends).
         peak_nbytes: most bytes alive at once.
         peak_phase: ``"forward"`` or ``"backward"``.
         gradient_nbytes: gradients of parameters at the end.
-        end_nbytes: alive at the end, gradients included.
         held: what is alive at the peak, largest first.
     """
 
@@ -78,11 +76,9 @@ class EagerMemory:
     trainable_elements: int
     trainable_tensors: int
     largest_parameter_nbytes: int
-    saved_nbytes: int
     peak_nbytes: int
     peak_phase: str
     gradient_nbytes: int
-    end_nbytes: int
     held: tuple[Held, ...]
 
     def held_nbytes(self, kind: str) -> int:
@@ -126,7 +122,6 @@ def eager_memory(
     gradients: list[torch.Tensor | None] = []
     with fake, _refusals(), watch, torch.set_grad_enabled(mode != "forward"):
         outputs = forward()
-        saved = watch.live
         if mode != "forward":
             differentiable = [item for item in outputs if item.requires_grad]
             if not differentiable or not targets:
@@ -150,11 +145,9 @@ def eager_memory(
         trainable_elements=sum(item.numel() for item in trainable),
         trainable_tensors=len(trainable),
         largest_parameter_nbytes=max((item.untyped_storage().nbytes() for item in trainable), default=0),
-        saved_nbytes=saved,
         peak_nbytes=watch.peak,
         peak_phase=watch.peak_phase,
         gradient_nbytes=_distinct(found),
-        end_nbytes=watch.live,
         held=watch.held_at_peak(found),
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 from planner.bounds import lower_bound
 from planner.colouring import colour
 from planner.packing_file import read_problem
-from planner.problem import Colouring, Problem
+from planner.problem import Problem
 from runtime.bench.environment import environment
 from runtime.bench.pack_problems import random_lifetimes, training_step
 
@@ -21,9 +21,6 @@ BUFFERS = (1_000, 10_000, 20_000)
 
 SMOKE_BUFFERS = (200,)
 """Sizes that take a moment, to see that it works."""
-
-SCALES = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000)
-"""Sizes of the scaling table."""
 
 
 def bench_pack(
@@ -69,31 +66,6 @@ def bench_pack(
     return {"cases": cases, "environment": settings}
 
 
-def scaling(
-    buffers: Sequence[int] = SCALES, *, time_limit: float = 10.0, progress: Callable[[str], None] | None = None
-) -> list[dict[str, Any]]:
-    """Return seconds and peak over bound of ours on growing problems."""
-    _ours(training_step(2_000), 1.0)
-    rows = []
-    for count in buffers:
-        row: dict[str, Any] = {"buffers": count}
-        for name, make in (("training_step", training_step), ("random", random_lifetimes)):
-            problem = make(count)
-            if progress is not None:
-                progress(f"{name}, {count} buffers")
-            start = time.perf_counter()
-            result = _packed(problem, time_limit)
-            row[name] = {
-                "seconds": time.perf_counter() - start,
-                "peak_bytes": result.peak_nbytes,
-                "lower_bound_bytes": result.lower_bound_nbytes,
-                "ratio": result.peak_nbytes / result.lower_bound_nbytes,
-                "algorithm": result.algorithm,
-            }
-        rows.append(row)
-    return rows
-
-
 def _case(name: str, problem: Problem, contenders: dict[str, Callable[[Problem], int]], rounds: int) -> dict[str, Any]:
     """Run the contenders in turns on one problem."""
     seconds: dict[str, list[float]] = {contender: [] for contender in contenders}
@@ -117,16 +89,11 @@ def _case(name: str, problem: Problem, contenders: dict[str, Callable[[Problem],
 
 
 def _ours(problem: Problem, time_limit: float) -> int:
-    """Return the peak our engine reaches."""
-    return _packed(problem, time_limit).peak_nbytes
-
-
-def _packed(problem: Problem, time_limit: float) -> Colouring:
-    """Pack; an interrupt, which ends a search early, ends the benchmark."""
+    """Return the peak our engine reaches; an interrupt, which ends its search early, ends the benchmark."""
     result = colour(problem, time_limit=time_limit)
     if result.interrupted:
         raise KeyboardInterrupt
-    return result
+    return result.peak_nbytes
 
 
 def _omnimalloc(problem: Problem, allocator: str) -> int:

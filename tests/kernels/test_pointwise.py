@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,27 +15,14 @@ from planner.pointwise import ARITY, decode, registers
 from runtime.errors import ArenaError
 from runtime.kernels import pointwise, pointwise_source
 from tests.kernels.harness import perform
+from tests.reference.pointwise import FORMULAS
 
-EVALUATE: dict[str, Callable[..., torch.Tensor]] = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
-    "neg": torch.neg,
-    "exp": torch.exp,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "sqrt": torch.sqrt,
-    "relu": torch.relu,
-    "positive": lambda x, y: torch.where(x <= 0, 0.0, y),
-    "where": torch.where,
-}
 #: Small enough for chunks of ATen calls (in two chunks, the last partial), and for the compiled loop with a remainder.
 SHAPES = {"one": (1,), "chunks": (3, POINTWISE_CHUNK // 2 + 1), "loop": (7, 4691)}
 
 
 def test_every_instruction_is_shown_here() -> None:
-    assert set(EVALUATE) == set(ARITY)
+    assert set(FORMULAS) == set(ARITY)
 
 
 def expected(program: tuple[Any, ...], operands: list[Any]) -> torch.Tensor:
@@ -48,7 +34,7 @@ def expected(program: tuple[Any, ...], operands: list[Any]) -> torch.Tensor:
         given_values = [
             torch.tensor(values[k], dtype=torch.float64) if isinstance(values[k], float) else values[k] for k in used
         ]
-        values.append(EVALUATE[name](*given_values))
+        values.append(FORMULAS[name](*given_values))
     return values[-1]
 
 
@@ -82,7 +68,7 @@ def test_special_values_are_aten_s(name: str) -> None:
     source = torch.tensor(special).repeat(4000)
     operands = [source] * ARITY[name]
     program = ((name, *range(ARITY[name])),)
-    reference = EVALUATE[name](*operands)
+    reference = FORMULAS[name](*operands)
     ours = perform(POINTWISE, [program, *operands], {}, [reference], count=False).results[0]
     assert source.numel() >= pointwise.LEAST_NUMEL
     torch.testing.assert_close(ours, reference, rtol=1e-6, atol=3e-45, equal_nan=True)
@@ -96,7 +82,7 @@ def test_error_in_units_of_the_last_place(name: str) -> None:
     source = torch.cat(
         [torch.linspace(-20, 20, numel), torch.logspace(-30, 1.2, numel), -torch.logspace(-30, 1.2, numel)]
     )
-    reference = EVALUATE[name](source.double())
+    reference = FORMULAS[name](source.double())
     ours = perform(POINTWISE, [((name, 0),), source], {}, [reference.float()], count=False).results[0].double()
     exponent = torch.frexp(reference.abs().clamp_min(2.0**-126)).exponent
     assert ((ours - reference).abs() * 2.0 ** (24 - exponent).double()).max() < 3.0

@@ -13,21 +13,7 @@ from slots import Slots, numbers
 
 from planner.pointwise import ARITY
 from runtime.kernels.triton import pointwise
-
-FORMULAS = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
-    "neg": torch.neg,
-    "exp": torch.exp,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "sqrt": torch.sqrt,
-    "relu": torch.relu,
-    "positive": lambda x, g: torch.where(x > 0, g, 0.0),
-    "where": torch.where,
-}
+from tests.reference.pointwise import FORMULAS
 
 
 @pytest.mark.parametrize("name", ARITY)

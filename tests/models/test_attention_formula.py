@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from planner import plan, trace, verify
 from planner.plan import Plan
-from runtime.attention import build_attention
 from tests.attention_cases import ITEMSIZE, Shape
 
 ALIGNMENT = 256
@@ -30,16 +29,7 @@ VARIANTS = [
 
 
 def planned(shape: Shape, strategy: str, slices: int | None = None) -> Plan:
-    module, x = build_attention(
-        shape.batch,
-        shape.heads,
-        shape.length,
-        shape.hidden,
-        dtype=shape.dtype,
-        dropout=shape.dropout,
-        fused=shape.fused,
-        causal=shape.causal,
-    )
+    module, x = shape.build(device="meta")
     graph = trace(module, (x,))
     made = plan(graph, strategy=strategy, slices=slices)
     verify(made, graph)

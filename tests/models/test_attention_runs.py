@@ -7,9 +7,8 @@ import torch
 
 from planner import plan, trace
 from runtime import ArenaRuntime
-from runtime.attention import build_attention
 from runtime.measure import allocations
-from tests.attention_cases import Shape
+from tests.attention_cases import Shape, in_float64
 
 SHAPES = [
     Shape(2, 4, 64, 64),
@@ -24,40 +23,10 @@ SHAPES = [
 STEPS = 5
 
 
-def build(shape: Shape) -> tuple[torch.nn.Module, torch.Tensor]:
-    torch.manual_seed(3)
-    return build_attention(
-        shape.batch,
-        shape.heads,
-        shape.length,
-        shape.hidden,
-        dtype=shape.dtype,
-        dropout=shape.dropout,
-        fused=shape.fused,
-        causal=shape.causal,
-        device="cpu",
-    )
-
-
-def float64_gradients(
-    module: torch.nn.Module, x: torch.Tensor, incoming: torch.Tensor, seed: int
-) -> dict[str, torch.Tensor]:
-    """Gradients in float64 under the same dropout masks: bernoulli draws do not depend on the dtype."""
-    import copy
-
-    wide = copy.deepcopy(module).double()
-    leaf = x.detach().double().requires_grad_()
-    torch.manual_seed(seed)
-    y = wide(leaf)
-    names = [*dict(wide.named_parameters()), "input.0"]
-    gradients = torch.autograd.grad(y, [*wide.parameters(), leaf], incoming.double())
-    return dict(zip(names, gradients, strict=True))
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("strategy", ["materialized", "sliced"])
 def test_backward_equals_autograd(shape: Shape, strategy: str) -> None:
-    module, x = build(shape)
+    module, x = shape.build()
     graph = trace(module, (x,))
     assert graph.forward is not None
     slices = 3 if strategy == "sliced" else None
@@ -75,7 +44,7 @@ def test_backward_equals_autograd(shape: Shape, strategy: str) -> None:
         outputs, saved = graph.forward(x)
         torch.testing.assert_close(outputs, y.detach(), rtol=0, atol=0)
         ours = run(*saved, incoming, poison=True)
-        exact = float64_gradients(module, x, incoming, step)
+        exact = in_float64(module, x, incoming, step)
         for name, gradient in zip(names, expected, strict=True):
             torch.testing.assert_close(ours[name], gradient, rtol=2e-5, atol=2e-6)
             error = (ours[name].double() - exact[name]).norm() / exact[name].norm().clamp_min(1e-30)
@@ -85,7 +54,7 @@ def test_backward_equals_autograd(shape: Shape, strategy: str) -> None:
 
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[3], SHAPES[7]], ids=str)
 def test_sliced_equals_materialized_bit_for_bit(shape: Shape) -> None:
-    module, x = build(shape)
+    module, x = shape.build()
     graph = trace(module, (x,))
     assert graph.forward is not None
     _, saved = graph.forward(x)
@@ -101,7 +70,7 @@ def test_sliced_equals_materialized_bit_for_bit(shape: Shape) -> None:
 @pytest.mark.parametrize("strategy", ["materialized", "sliced"])
 def test_16_bit_backward_is_as_close_to_float64_as_eager(dtype: str, strategy: str) -> None:
     shape = Shape(2, 4, 43, 64, dtype=dtype)
-    module, x = build(shape)
+    module, x = shape.build()
     graph = trace(module, (x,))
     assert graph.forward is not None
     made = plan(graph, strategy=strategy, slices=3 if strategy == "sliced" else None)
@@ -115,7 +84,7 @@ def test_16_bit_backward_is_as_close_to_float64_as_eager(dtype: str, strategy: s
         expected = torch.autograd.grad(y, [known[name] for name in names], incoming)
         torch.manual_seed(step)
         ours = run(*graph.forward(x)[1], incoming, poison=True)
-        exact = float64_gradients(module, x, incoming, step)
+        exact = in_float64(module, x, incoming, step)
         for name, gradient in zip(names, expected, strict=True):
             error = (ours[name].double() - exact[name]).norm() / exact[name].norm()
             eager = (gradient.double() - exact[name]).norm() / exact[name].norm()
@@ -127,7 +96,7 @@ def test_16_bit_backward_is_as_close_to_float64_as_eager(dtype: str, strategy: s
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("strategy", ["materialized", "sliced"])
 def test_nothing_is_allocated(mode: str, dtype: str, strategy: str) -> None:
-    module, x = build(Shape(2, 4, 64, 64, dtype=dtype, causal=True))
+    module, x = Shape(2, 4, 64, 64, dtype=dtype, causal=True).build()
     graph = trace(module, (x,), mode=mode)
     run = ArenaRuntime(plan(graph, strategy=strategy))
     incoming = torch.randn(x.shape).to(x.dtype)
@@ -150,7 +119,7 @@ def test_the_counter_sees_an_allocation() -> None:
 
 
 def test_dropout_masks_are_the_ones_the_forward_used() -> None:
-    module, x = build(Shape(2, 2, 16, 8, dropout=0.5))
+    module, x = Shape(2, 2, 16, 8, dropout=0.5).build()
     graph = trace(module, (x,), mode="joint")
     run = ArenaRuntime(plan(graph))
     incoming = torch.ones(x.shape)

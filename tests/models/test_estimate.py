@@ -14,7 +14,7 @@ from runtime import ArenaRuntime
 from runtime.arena import Arena
 from runtime.measure import allocations
 from tests.models.measured import OPTIMIZERS, eager_step_nbytes, storages_nbytes
-from tests.models.zoo import CASES, Case
+from tests.models.zoo import CASES, build
 
 TOLERANCE = 0.05
 QUICK = ("gpt2-sdpa", "llama-sdpa", "vit-sdpa", "resnet", "char-gpt")
@@ -22,13 +22,6 @@ QUICK = ("gpt2-sdpa", "llama-sdpa", "vit-sdpa", "resnet", "char-gpt")
 CONVOLUTION_TOLERANCE = 0.3
 #: Convolutions allocate outside the arena.
 CONVOLUTIONAL = frozenset({"resnet"}) | {name for name in CASES if name.startswith("vit")}
-
-
-def build(name: str) -> Case:
-    if name.startswith(("gpt2", "bert", "llama", "vit", "t5")):
-        pytest.importorskip("transformers", reason="Hugging Face models are not installed")
-    torch.manual_seed(0)
-    return CASES[name]()
 
 
 @pytest.mark.usefixtures("one_thread")

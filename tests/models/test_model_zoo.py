@@ -12,7 +12,7 @@ from planner.graph import Role
 from planner.plan import Plan
 from runtime import ArenaRuntime
 from runtime.measure import allocations
-from tests.models.zoo import CASES, Case
+from tests.models.zoo import CASES, Case, build
 
 STEPS = 5
 RATE = 0.05
@@ -22,13 +22,6 @@ SLOW = frozenset(
 ) | {"t5-sdpa", "vit-eager", "bert-eager"}
 #: Only convolutions allocate.
 CONVOLUTIONS = frozenset({"aten.convolution.default", "aten.convolution_backward.default"})
-
-
-def build(name: str) -> Case:
-    if name.startswith(("gpt2", "bert", "llama", "vit", "t5")):
-        pytest.importorskip("transformers", reason="Hugging Face models are not installed")
-    torch.manual_seed(0)
-    return CASES[name]()
 
 
 def planned(case: Case) -> tuple[Plan, ArenaRuntime]:

@@ -12,7 +12,7 @@ import torch
 from runtime import TrainingStep
 from runtime.compiler import backend
 from runtime.measure import allocations
-from tests.models.zoo import CASES, Case
+from tests.models.zoo import CASES, Case, build
 
 STEPS = 5
 RATE = 0.05
@@ -22,13 +22,6 @@ QUICK = ("gpt2-sdpa", "llama-sdpa", "encoder", "resnet", "char-gpt")
 
 def names() -> list[Any]:
     return [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CASES]
-
-
-def build(name: str) -> Case:
-    if name.startswith(("gpt2", "bert", "llama", "vit", "t5")):
-        pytest.importorskip("transformers", reason="Hugging Face models are not installed")
-    torch.manual_seed(0)
-    return CASES[name]()
 
 
 def optimizers(one: torch.nn.Module, two: torch.nn.Module) -> list[torch.optim.Optimizer]:

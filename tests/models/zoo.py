@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -324,3 +325,11 @@ CASES: dict[str, Callable[[], Case]] = {
     "mixer": mixer,
     "char-gpt": char_gpt,
 }
+
+
+def build(name: str) -> Case:
+    """A model by name, with the same weights every time; skips the test where its library is not installed."""
+    if name.startswith(("gpt2", "bert", "llama", "vit", "t5")):
+        pytest.importorskip("transformers", reason="Hugging Face models are not installed")
+    torch.manual_seed(0)
+    return CASES[name]()

@@ -76,44 +76,14 @@ def programs(names: tuple[str, ...], most: int) -> st.SearchStrategy[list[Step]]
     return st.lists(st.tuples(st.sampled_from(names), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=most)
 
 
-@given(programs(PURE + MUTATING, 8))
-@settings(max_examples=60, deadline=None)
-def test_forward_programs(steps: list[Step]) -> None:
-    made = forward_equals_eager(lambda x, y: interpret(steps, x, y), inputs, steps=2, exact=False)
-    naive_check(made)
+def leaves(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The inputs, to be differentiated by."""
+    x, y = inputs(seed)
+    return x.requires_grad_(), y.requires_grad_()
 
 
-@given(programs(PURE, 6))
-@settings(max_examples=30, deadline=None)
-def test_joint_programs(steps: list[Step]) -> None:
-    def leaves(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x, y = inputs(seed)
-        return x.requires_grad_(), y.requires_grad_()
-
-    made = joint_equals_eager(lambda x, y: interpret(steps, x, y), leaves, steps=2)
-    naive_check(made)
-
-
-@given(programs((*PURE, "dropout"), 9), st.floats(0, 1), st.booleans())
-@settings(max_examples=60, deadline=None)
-def test_recomputed_programs(steps: list[Step], share: float, fused: bool) -> None:
-    """Whatever a limit makes wait is recomputed, fused or not; dropout masks are those of the forward."""
-
-    def leaves(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x, y = inputs(seed)
-        return x.requires_grad_(), y.requires_grad_()
-
-    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return interpret(steps, x, y)
-
-    graph = trace(program, leaves(0), mode="joint")
-    base = mask_dropout(canonical(graph))
-    evictor = Evictor(fuse_elementwise(base) if fused else base, alignment=16)
-    most = plan(base, strategy="traced", alignment=16).lower_bound_nbytes
-    limit = int(evictor.least_possible_nbytes * (1 - share) + most * share)
-    changed = evictor.within(limit)
-    made = plan(base if changed is None else changed, strategy="traced", alignment=16)
-    assert changed is None or made.lower_bound_nbytes <= limit
+def runs_as_autograd(made: Plan, program: Callable[..., tuple[torch.Tensor, ...]]) -> None:
+    """Check a joint plan of ``program(*leaves(step))``: its outputs and gradients are eager's, masks included."""
     naive_check(made)
     run = ArenaRuntime(made)
     for step in range(2):
@@ -126,6 +96,39 @@ def test_recomputed_programs(steps: list[Step], share: float, fused: bool) -> No
         outputs, ours = run(x, y, *incoming, poison=True)
         same_tree(outputs, expected, exact=False)
         same_tree([ours["input.0"], ours["input.1"]], list(gradients), exact=False)
+
+
+@given(programs(PURE + MUTATING, 8))
+@settings(max_examples=60, deadline=None)
+def test_forward_programs(steps: list[Step]) -> None:
+    made = forward_equals_eager(lambda x, y: interpret(steps, x, y), inputs, steps=2, exact=False)
+    naive_check(made)
+
+
+@given(programs(PURE, 6))
+@settings(max_examples=30, deadline=None)
+def test_joint_programs(steps: list[Step]) -> None:
+    made = joint_equals_eager(lambda x, y: interpret(steps, x, y), leaves, steps=2)
+    naive_check(made)
+
+
+@given(programs((*PURE, "dropout"), 9), st.floats(0, 1), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_recomputed_programs(steps: list[Step], share: float, fused: bool) -> None:
+    """Whatever a limit makes wait is recomputed, fused or not; dropout masks are those of the forward."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return interpret(steps, x, y)
+
+    graph = trace(program, leaves(0), mode="joint")
+    base = mask_dropout(canonical(graph))
+    evictor = Evictor(fuse_elementwise(base) if fused else base, alignment=16)
+    most = plan(base, strategy="traced", alignment=16).lower_bound_nbytes
+    limit = int(evictor.least_possible_nbytes * (1 - share) + most * share)
+    changed = evictor.within(limit)
+    made = plan(base if changed is None else changed, strategy="traced", alignment=16)
+    assert changed is None or made.lower_bound_nbytes <= limit
+    runs_as_autograd(made, program)
 
 
 @given(programs(PURE + MUTATING, 8), st.sampled_from((16, 64, 256)), st.booleans())

@@ -22,8 +22,7 @@ from planner.rewrite.evict import Evictor
 from planner.variants import measured
 from runtime import ArenaRuntime, TrainingStep
 from runtime.cli import app
-from tests.helpers import same_tree
-from tests.property.test_programs import PURE, Step, inputs, interpret, naive_check, programs
+from tests.property.test_programs import PURE, Step, inputs, interpret, leaves, programs, runs_as_autograd
 
 
 def work(made: Plan) -> int:
@@ -178,10 +177,6 @@ def test_a_training_step_within_a_budget() -> None:
 def test_l08_a_plan_is_within_its_budget_or_the_least_is_honest(steps: list[Step], share: int) -> None:
     """pytorch/pytorch#197871: a budget solver returned a plan over its budget."""
 
-    def leaves(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x, y = inputs(seed)
-        return x.requires_grad_(), y.requires_grad_()
-
     def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return interpret(steps, x, y)
 
@@ -197,18 +192,7 @@ def test_l08_a_plan_is_within_its_budget_or_the_least_is_honest(steps: list[Step
         assert planned_or_least(graph, least - 1) == (None, least)
         budget = least
     assert made.arena_nbytes <= budget
-    naive_check(made)
-    run = ArenaRuntime(made)
-    for step in range(2):
-        x, y = leaves(step)
-        torch.manual_seed(step)
-        expected = program(x, y)
-        incoming = [torch.ones_like(item) for item in expected]
-        gradients = torch.autograd.grad(expected, (x, y), incoming, allow_unused=True)
-        torch.manual_seed(step)
-        outputs, ours = run(x, y, *incoming, poison=True)
-        same_tree(outputs, expected, exact=False)
-        same_tree([ours["input.0"], ours["input.1"]], list(gradients), exact=False)
+    runs_as_autograd(made, program)
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3])

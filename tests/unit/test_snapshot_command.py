@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import typer
-from caching_allocator import CachingAllocator, OutOfMemoryError, snapshot_of, train
+from caching_allocator import CachingAllocator, OutOfMemoryError, fragmented, snapshot_of, train
 from typer.testing import CliRunner
 
 import planner
@@ -137,10 +137,7 @@ def test_devices_are_reported_one_by_one(tmp_path):
 
 
 def test_a_failure_is_explained(tmp_path):
-    allocator = CachingAllocator(capacity=64 * MIB)
-    blocks = [allocator.alloc(5 * MIB) for _ in range(12)]
-    for address in blocks[::2]:
-        allocator.free(address)
+    allocator = fragmented()
     with pytest.raises(OutOfMemoryError):
         allocator.alloc(24 * MIB)
     path = tmp_path / "oom.pickle"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from caching_allocator import CachingAllocator, OutOfMemoryError, Stacks, snapshot_of, train
+from caching_allocator import CachingAllocator, OutOfMemoryError, Stacks, fragmented, snapshot_of, train
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -414,10 +414,7 @@ def test_a_history_that_leaves_out_an_action_still_frees(left_out, tmp_path):
 
 
 def test_running_out_of_memory_says_whether_fragmentation_was_at_fault(tmp_path):
-    allocator = CachingAllocator(capacity=64 * MIB)
-    blocks = [allocator.alloc(5 * MIB) for _ in range(12)]
-    for address in blocks[::2]:
-        allocator.free(address)
+    allocator = fragmented()
     with pytest.raises(OutOfMemoryError):
         allocator.alloc(24 * MIB)
     with pytest.raises(OutOfMemoryError):

@@ -157,11 +157,6 @@ def norm_backward_kernel(grad, x, weight, mean, rstd, out, parts, rows, width, r
             tl.store(to_bias + lane, biases, mask=lane < width)
 
 
-def parts_shape(rows: int, width: int) -> tuple[int, int, int]:
-    """Shape of the float32 workspace of a backward with gradients of weight or bias."""
-    return (min(max(rows, 1), MOST_PARTS), 2, width)
-
-
 def launch(
     x: torch.Tensor,
     weight: torch.Tensor | None,
@@ -210,8 +205,8 @@ def launch_backward(
         grad, x, out: ``(…, width)``; ``out`` may be either of the others.
         weight, mean, rstd: as of the forward.
         grad_weight, grad_bias: ``(width,)``, dense.
-        parts: float32 workspace, two rows of ``width`` or more, for the gradients of weight and bias; `parts_shape`
-            says how much serves a large chip.
+        parts: float32 workspace, two rows of ``width`` or more, for the gradients of weight and bias; of more than
+            ``MOST_PARTS`` pairs the rest is not used.
 
     An empty list if x is empty or strides are no rows.
     """

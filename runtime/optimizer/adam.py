@@ -10,12 +10,20 @@ from runtime.optimizer.base import FusedOptimizer
 from runtime.optimizer.precision import Precision
 
 
+def refuse_forms(**options: bool) -> None:
+    """Refuse options of torch.optim that ask for another form of the update than there is."""
+    for name, asked in options.items():
+        if asked:
+            raise OptimizerError(f"{name}=True: the fused update has no such form; leave it out, or use torch.optim")
+
+
 class FusedAdamW(FusedOptimizer):
     """AdamW (Loshchilov and Hutter 2019) in one pass over memory; arguments and results are `torch.optim.AdamW`'s.
 
     Args:
         params: as for torch.optim: parameters, named parameters, or groups.
         lr, betas, eps, weight_decay, maximize: as for torch.optim.AdamW; a group may set its own.
+        foreach, fused: accepted, as there is one form of the update; amsgrad, capturable, differentiable: refused.
         master: ``"split"``, ``"fp32"``, ``"stochastic"`` or ``"none"``: `Precision`.
         states: ``"fp32"`` or ``"8bit"``.
         max_grad_norm: scale gradients down whose common norm is larger.
@@ -38,8 +46,13 @@ class FusedAdamW(FusedOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
+        amsgrad: bool = False,
         *,
         maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
         master: str = "split",
         states: str = "fp32",
         max_grad_norm: float | None = None,
@@ -47,12 +60,14 @@ class FusedAdamW(FusedOptimizer):
         seed: int = 0,
         link: bool = True,
     ) -> None:
+        del foreach, fused  # which implementation of torch's to use
+        refuse_forms(capturable=capturable, differentiable=differentiable)
         defaults = {
             "lr": lr,
             "betas": betas,
             "eps": eps,
             "weight_decay": weight_decay,
-            "amsgrad": False,
+            "amsgrad": amsgrad,
             "maximize": maximize,
             "decoupled_weight_decay": self.decoupled,
         }
@@ -72,14 +87,17 @@ class FusedAdamW(FusedOptimizer):
 
     def setting(self, group: dict[str, Any]) -> list[float]:
         """A group's row."""
-        beta1, beta2 = (float(beta) for beta in group["betas"])
+        try:
+            beta1, beta2 = (float(beta) for beta in group["betas"])
+        except (TypeError, ValueError) as error:
+            raise OptimizerError(f"betas={group['betas']!r}: give two numbers") from error
         lr, eps, decay = float(group["lr"]), float(group["eps"]), float(group["weight_decay"])
         if group.get("amsgrad"):
             raise OptimizerError("amsgrad=True: the fused update keeps no maximum; use torch.optim.AdamW for it")
         if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
             raise OptimizerError(f"betas={group['betas']}: both must be at least 0 and less than 1")
-        if lr < 0 or eps < 0 or decay < 0:
-            raise OptimizerError(f"lr={lr}, eps={eps}, weight_decay={decay}: none may be negative")
+        if not (lr >= 0 and eps >= 0 and decay >= 0):
+            raise OptimizerError(f"lr={lr}, eps={eps}, weight_decay={decay}: none may be negative or NaN")
         decoupled = self.decoupled or bool(group.get("decoupled_weight_decay"))
         return [lr, beta1, beta2, eps, decay, float(decoupled), -1.0 if group.get("maximize") else 1.0]
 
@@ -99,9 +117,14 @@ class FusedAdam(FusedAdamW):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        decoupled_weight_decay: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, **options)
+        self.decoupled = decoupled_weight_decay
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
+        del self.decoupled  # each group says it for itself from here on
 
 
 class AdamW8bit(FusedAdamW):

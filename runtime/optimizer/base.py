@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any, ClassVar
@@ -14,9 +13,10 @@ import torch
 
 from runtime.errors import OptimizerError
 from runtime.optimizer import backends, codes
-from runtime.optimizer.linking import slots_of
+from runtime.optimizer.linking import regrouped, slots_of
 from runtime.optimizer.precision import Precision
-from runtime.optimizer.state import clear_states, export_state, import_states, worth_saving
+from runtime.optimizer.shown import Shown
+from runtime.optimizer.state import clear_states, export_state, import_edited, import_states, worth_saving
 from runtime.optimizer.workspace import Slot, Workspace
 
 Loss = torch.Tensor | float | None
@@ -52,6 +52,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     ) -> None:
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise OptimizerError(f"max_grad_norm={max_grad_norm}: give a positive number, or None for no limit")
+        if not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+            raise OptimizerError(f"seed={seed!r}: give an integer of 64 bits")
         self.precision = precision
         self.max_grad_norm = max_grad_norm
         self.skip_nonfinite = skip_nonfinite
@@ -70,6 +72,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._workspaces: tuple[Workspace, ...] = ()
         self._slots: dict[torch.Tensor, tuple[Workspace, Slot]] = {}
         self._left_out: list[torch.Tensor] = []
+        self._grouped: list[list[torch.Tensor]] = []
+        self._shown = Shown()
         self._ready = False
 
     # What the kinds of optimizer differ in.
@@ -77,6 +81,9 @@ class FusedOptimizer(torch.optim.Optimizer):
     def moments(self) -> tuple[tuple[str, bool], ...]:
         """Names of the moments, and whether they have a sign."""
         raise NotImplementedError
+
+    def begin(self) -> None:
+        """Prepare for settings that were changed since the last step; nothing to do unless a kind has a use for it."""
 
     def setting(self, group: dict[str, Any]) -> list[float]:
         """A group's row of the table of groups, columns as in `codes`; refuses options it does not have."""
@@ -103,12 +110,11 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _update(self, grad_scale: Any, found_inf: Any) -> None:
         self._settle()
-        if any(parameter.grad is not None for parameter in self._left_out) or self._lacks_moments():
-            self._build()
+        self.renew()
         if not all(workspace.collect() for workspace in self._workspaces):
             self._build()
             for workspace in self._workspaces:
-                workspace.collect()
+                workspace.collect(last=True)
         busy = [workspace for workspace in self._workspaces if workspace.active.any()]
         settings = np.array([self.setting(group) for group in self.param_groups], dtype=np.float64)
         self.launches = 0
@@ -124,7 +130,10 @@ class FusedOptimizer(torch.optim.Optimizer):
             found = any(workspace.backend.overflow(workspace) for workspace in busy)
         else:
             found = False
-        factor = 1.0 if grad_scale is None else 1.0 / float(grad_scale)
+        scale = 1.0 if grad_scale is None else float(grad_scale)
+        if scale == 0:
+            raise OptimizerError("grad_scale=0: gradients cannot be divided by it; give the scaler a floor")
+        factor = 1.0 / scale
         self._last_norm = None
         if self.max_grad_norm is not None and not found:
             norm = math.sqrt(sum(workspace.backend.squares(workspace) for workspace in busy)) * factor
@@ -177,6 +186,19 @@ class FusedOptimizer(torch.optim.Optimizer):
                 self.launches += 1
             workspace.advance(found.to(workspace.device, non_blocking=True))
 
+    def renew(self) -> None:
+        """Take over what the caller changed since the last step: parameters in groups, entries of ``state``."""
+        edited = {}
+        if self.state is not self._shown or self._shown.touched:
+            edited = self._shown.edited(self.state, self._parameters())
+        thawed = any(parameter.grad is not None for parameter in self._left_out)
+        if edited or thawed or regrouped(self.param_groups, self._grouped) or self._lacks_moments():
+            self._build(keep=edited)
+            if edited:
+                import_edited(self._slots, edited)
+                self._publish()
+        self.begin()
+
     def _lacks_moments(self) -> bool:
         moments = self.moments()
         return any(workspace.moments != moments for workspace in self._workspaces)
@@ -222,11 +244,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 parameter.grad = None
             return
         with torch.no_grad():
-            homes: set[int] = set()
-            for workspace in self._workspaces:
-                if workspace.gradients is not None:
-                    workspace.gradients.zero_()
-                    homes.update(id(slot.gradient) for slot in workspace.slots)
+            homes = {key for workspace in self._workspaces for key in workspace.clear_gradients()}
             for parameter in self._parameters():
                 if parameter.grad is not None and id(parameter.grad) not in homes:
                     parameter.grad.requires_grad_(False) if parameter.grad.grad_fn is None else parameter.grad.detach_()
@@ -347,13 +365,24 @@ class FusedOptimizer(torch.optim.Optimizer):
         return chain.from_iterable(group["params"] for group in self.param_groups)
 
     @torch.no_grad()
-    def _build(self) -> None:
-        """Lay the workspaces out for the parameters as they are now, and take over what the old ones held."""
+    def _build(self, keep: Iterable[torch.Tensor] = ()) -> None:
+        """Lay the workspaces out for the parameters as they are now, and take over what the old ones held.
+
+        Frozen parameters are left out, unless they have been updated before or are in ``keep``.
+        """
+        for _, slot in self._slots.values():
+            if tuple(slot.parameter.shape) != slot.shape:
+                raise OptimizerError(
+                    f"{slot.name} has shape {tuple(slot.parameter.shape)}, its states {slot.shape}: "
+                    "put a new Parameter into the group instead"
+                )
         before = {id(parameter): export_state(*self._slots[parameter]) for parameter in self._slots}
+        stateful = {id(parameter) for parameter in self._slots if worth_saving(before[id(parameter)], parameter)}
         for workspace in self._workspaces:
             workspace.unlink()
         alignment = codes.TILE if self.precision.states == "8bit" else 64
-        groups, self._left_out = slots_of(self.param_groups)
+        self._grouped = [list(group["params"]) for group in self.param_groups]
+        groups, self._left_out = slots_of(self.param_groups, stateful | {id(parameter) for parameter in keep})
         self._workspaces = tuple(
             Workspace(
                 slots,
@@ -438,15 +467,14 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.seed = int(fused.get("seed", self.seed))
         self._skipped = int(fused.get("skipped_steps", 0))
         clear_states(self._slots)
-        states = loaded["state"]
-        import_states(
-            self._slots,
-            {
-                parameter: states[name]
-                for name, parameter in zip(names, own, strict=True)
-                if name in states and parameter in self._slots
-            },
-        )
+        states = {
+            parameter: loaded["state"][name]
+            for name, parameter in zip(names, own, strict=True)
+            if name in loaded["state"]
+        }
+        if any(parameter not in self._slots for parameter in states):
+            self._build(keep=states)  # frozen ones among them, which were updated when the state was saved
+        import_states(self._slots, {key: state for key, state in states.items() if key in self._slots})
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -466,18 +494,20 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Build workspaces for the copied parameters and copy the states in."""
         states, skipped = state.pop("states"), state.pop("skipped")
         self._reset()
-        self.state = defaultdict(dict)
+        self.state = self._shown
         super().__setstate__(state)
-        self._build()
+        self._build(keep=[parameter for parameter, _ in states])
         self._skipped = skipped
         import_states(self._slots, {parameter: held for parameter, held in states if parameter in self._slots})
 
     def _publish(self) -> None:
         """Show the states under the names that torch.optim gives them."""
-        self.state.clear()
+        shown = {}
         for parameter, (workspace, slot) in self._slots.items():
-            shown: dict[str, Any] = {"step": workspace.steps[slot.number]}
+            entry = {"step": workspace.steps[slot.number]}
             for name, block in workspace.blocks.items():
                 if not name.endswith("_scales"):
-                    shown[name] = slot.view(block)
-            self.state[parameter] = shown
+                    entry[name] = slot.view(block)
+            shown[parameter] = entry
+        self._shown.show(shown)
+        self.state = self._shown

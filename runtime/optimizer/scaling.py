@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -57,15 +58,11 @@ class LossScaler:
         max_scale: float = 2.0**24,
         enabled: bool = True,
     ) -> None:
-        if not 0 < min_scale <= init_scale <= max_scale:
+        _check_scales(init_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale)
+        if not min_scale <= init_scale <= max_scale:
             raise OptimizerError(
                 f"min_scale={min_scale}, init_scale={init_scale}, max_scale={max_scale}: "
                 "give positive numbers in ascending order"
-            )
-        if not growth_factor > 1 or not 0 < backoff_factor < 1 or growth_interval < 1:
-            raise OptimizerError(
-                f"growth_factor={growth_factor}, backoff_factor={backoff_factor}, growth_interval={growth_interval}: "
-                "growth must exceed 1, back-off lie between 0 and 1, the interval be at least 1"
             )
         self.growth_factor = growth_factor
         self.backoff_factor = backoff_factor
@@ -246,17 +243,37 @@ class LossScaler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take a state over; `torch.amp.GradScaler`'s as well. What is missing stays as it is."""
+        """Take a state over; `torch.amp.GradScaler`'s as well. What is missing stays as it is.
+
+        Raises:
+            OptimizerError: a number out of its range; then nothing is taken over.
+        """
+        floats = ("growth_factor", "backoff_factor", "min_scale", "max_scale")
         self._settle()
-        self._scale = float(state.get("scale", self._scale))
-        self._good_steps = int(state.get("good_steps", state.get("_growth_tracker", self._good_steps)))
-        for name in ("growth_factor", "backoff_factor", "min_scale", "max_scale"):
-            setattr(self, name, float(state.get(name, getattr(self, name))))
-        self.growth_interval = int(state.get("growth_interval", self.growth_interval))
-        self._skipped = int(state.get("skipped_steps", self._skipped))
-        self._in_a_row = int(state.get("skipped_in_a_row", self._in_a_row))
+        names = (*floats, "growth_interval")
+        new: dict[str, Any] = {name: state.get(name, getattr(self, name)) for name in names}
+        new["_scale"] = state.get("scale", self._scale)
+        new["_good_steps"] = state.get("good_steps", state.get("_growth_tracker", self._good_steps))
+        new["_skipped"] = state.get("skipped_steps", self._skipped)
+        new["_in_a_row"] = state.get("skipped_in_a_row", self._in_a_row)
+        _check_scales(new["_scale"], *(new[name] for name in ("growth_factor", "backoff_factor", "growth_interval")))
+        for name, value in new.items():
+            setattr(self, name, float(value) if name in (*floats, "_scale") else int(value))
         self._found.clear()
         self._unscaled.clear()
+
+
+def _check_scales(scale: Any, growth: Any, backoff: Any, interval: Any, least: Any = 1.0, most: Any = 1.0) -> None:
+    """Refuse what no loss can be scaled with."""
+    for name, value in (("scale", scale), ("min_scale", least), ("max_scale", most)):
+        if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise OptimizerError(f"{name}={value!r}: give a positive, finite number")
+    known = all(isinstance(value, (int, float)) for value in (growth, backoff, interval))
+    if not known or not 1 < growth < math.inf or not 0 < backoff < 1 or not interval >= 1 or interval != int(interval):
+        raise OptimizerError(
+            f"growth_factor={growth}, backoff_factor={backoff}, growth_interval={interval}: growth must exceed 1, "
+            "back-off lie between 0 and 1, the interval be a whole number, at least 1"
+        )
 
 
 @torch.no_grad()

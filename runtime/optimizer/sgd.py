@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 from runtime.errors import OptimizerError
 from runtime.optimizer import codes
+from runtime.optimizer.adam import refuse_forms
 from runtime.optimizer.base import FusedOptimizer
 from runtime.optimizer.precision import Precision
 
@@ -21,6 +23,8 @@ class FusedSGD(FusedOptimizer):
     """
 
     rule = codes.SGD
+    #: By group: whether it had momentum at a step before; a group that is not in it has yet to take a step.
+    _had_momentum: tuple[bool, ...] = ()
 
     def __init__(
         self,
@@ -32,6 +36,9 @@ class FusedSGD(FusedOptimizer):
         nesterov: bool = False,
         *,
         maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
         master: str = "split",
         states: str = "fp32",
         max_grad_norm: float | None = None,
@@ -39,6 +46,8 @@ class FusedSGD(FusedOptimizer):
         seed: int = 0,
         link: bool = True,
     ) -> None:
+        del foreach, fused  # which implementation of torch's to use
+        refuse_forms(differentiable=differentiable)
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -62,12 +71,36 @@ class FusedSGD(FusedOptimizer):
         kept = any(name == "momentum_buffer" for workspace in self._workspaces for name, _ in workspace.moments)
         return (("momentum_buffer", True),) if kept or any(group["momentum"] for group in self.param_groups) else ()
 
+    def begin(self) -> None:
+        """Let momentum that is switched on late begin with the gradient itself, undamped, as torch.optim.SGD does.
+
+        Where there is momentum, a step count says how many steps the buffer has seen.
+        """
+        had = self._had_momentum
+        now = tuple(bool(group["momentum"]) for group in self.param_groups)
+        late = {number for number, (before, has) in enumerate(zip(had, now, strict=False)) if has and not before}
+        for workspace in self.workspaces if late else ():
+            for slot in workspace.slots:
+                if slot.group in late:
+                    workspace.steps[slot.number] = 0.0
+            workspace.classify()
+        if len(had) <= len(now):
+            self._had_momentum = tuple(map(any, zip_longest(had, now, fillvalue=False)))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As `FusedOptimizer.load_state_dict`."""
+        super().load_state_dict(state_dict)
+        self._had_momentum = ()
+
     def setting(self, group: dict[str, Any]) -> list[float]:
         """A group's row."""
         lr, momentum, dampening = float(group["lr"]), float(group["momentum"]), float(group["dampening"])
         decay, nesterov = float(group["weight_decay"]), bool(group["nesterov"])
-        if lr < 0 or momentum < 0 or decay < 0:
-            raise OptimizerError(f"lr={lr}, momentum={momentum}, weight_decay={decay}: none may be negative")
+        if not (lr >= 0 and momentum >= 0 and decay >= 0) or dampening != dampening:
+            raise OptimizerError(
+                f"lr={lr}, momentum={momentum}, weight_decay={decay}, dampening={dampening}: "
+                "none may be NaN, and the first three not negative"
+            )
         if nesterov and (momentum <= 0 or dampening != 0):
             raise OptimizerError("nesterov=True needs a momentum above 0 and no dampening")
         return [lr, momentum, dampening, float(nesterov), decay, 0.0, -1.0 if group.get("maximize") else 1.0]

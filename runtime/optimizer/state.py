@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from runtime.errors import OptimizerError
 from runtime.optimizer import codes
 from runtime.optimizer.workspace import Slot, Workspace
 
@@ -54,6 +55,33 @@ def import_states(
             workspace.set_full_precision(slot, master)
     for workspace in touched.values():
         workspace.classify()
+
+
+def import_edited(slots: Mapping[torch.Tensor, tuple[Workspace, Slot]], edited: Mapping[torch.Tensor, State]) -> None:
+    """Take over entries that `Shown.edited` found: new values in, kept ones stay, all others as at the start.
+
+    Raises:
+        OptimizerError: a new moment is of integers, as 8-bit codes are, which mean nothing without their scales.
+    """
+    states = {}
+    with torch.no_grad():
+        for parameter, new in edited.items():
+            if parameter not in slots:
+                continue
+            workspace, slot = slots[parameter]
+            now = export_state(workspace, slot)
+            kept = {"master", *new.get(None, ())}  # type: ignore[call-overload]
+            for name, signed in workspace.moments:
+                if name in new and not new[name].is_floating_point():
+                    raise OptimizerError(
+                        f"state {name} of {slot.name} was replaced by {new[name].dtype}: give it in float32, as "
+                        "state_dict() does; codes mean nothing without their scales"
+                    )
+                workspace.set_moment(slot, name, signed, torch.zeros(slot.shape, device=workspace.device))
+            workspace.steps[slot.number] = 0.0
+            workspace.classify()
+            states[parameter] = {**{name: value for name, value in now.items() if name in kept}, **new}
+        import_states(slots, states)
 
 
 def clear_states(slots: Mapping[torch.Tensor, tuple[Workspace, Slot]]) -> None:

@@ -31,6 +31,7 @@ class Slot:
         name: for messages.
         group: number of its parameter group.
         segment: its elements in the workspace.
+        shape: of the parameter, when the workspace was laid out.
         strides: of the parameter, and of every view here.
         gradient: the view of the workspace of gradients, ``None`` where gradients stay where they are.
         seen: the gradient that was checked last, not kept alive.
@@ -45,6 +46,7 @@ class Slot:
     gradient: torch.Tensor | None = None
     seen: weakref.ref[torch.Tensor] | None = None
     number: int = -1
+    shape: tuple[int, ...] = ()
     hooks: list[Any] = field(default_factory=list)
 
     @property
@@ -61,6 +63,8 @@ class Slot:
         given, home = parameter.grad, self.gradient
         if given is None or home is None or given is home or given.is_sparse:
             return
+        if given.requires_grad:
+            return  # of a backward with create_graph=True: it may be differentiated itself, and is read where it lies
         if any(other.grad is home for other in self.parameters):
             home.add_(given)
         else:
@@ -103,6 +107,12 @@ class Workspace:
         segments = lay_out([slot.parameter.numel() for slot in slots], alignment)
         for slot, segment in zip(self.slots, segments, strict=True):
             slot.segment = segment
+            slot.shape = tuple(slot.parameter.shape)
+            if not link and slot.parameter.numel() and slot.parameter.stride() != slot.strides:
+                raise OptimizerError(
+                    f"{slot.name} has gaps in its memory, strides {slot.parameter.stride()}: with link=False it is "
+                    "updated where it lies, so make it contiguous first"
+                )
         self.length = segments[-1].offset + segments[-1].room
         if steps is None:
             steps = torch.zeros(len(slots), dtype=torch.float32, device=self.device)
@@ -175,25 +185,40 @@ class Workspace:
             for parameter in slot.parameters
         )
 
-    def collect(self) -> bool:
-        """Find which parameters have gradients, and where both lie now; false if a parameter changed its kind."""
+    def collect(self, *, last: bool = False) -> bool:
+        """Find which parameters have gradients, and where both lie now; false if a parameter changed its kind.
+
+        Raises:
+            SparseGradientError, OptimizerError: a gradient that cannot be read; ``last``: so is a parameter.
+        """
         where: list[int] = []
         gradients: list[int] = []
+        known = True
         for slot, parameter in zip(self.slots, self._tensors, strict=True):
             given = parameter.grad
             if given is None and len(slot.parameters) > 1:
                 given = self._tied_gradient(slot)
             if given is None:
                 gradients.append(0)
+            elif slot.seen is None or given is not slot.seen():
+                known = False
+                gradients.append(-1)
             else:
-                if slot.seen is None or given is not slot.seen():
-                    given = self._checked(slot, given)
                 gradients.append(given.data_ptr() or -1)
             where.append(parameter.data_ptr())
         if self._addresses is None or self._addresses[0] != where:
             if not self.fits():
+                if last:
+                    raise OptimizerError("a parameter has gaps in its memory after it was replaced: make it contiguous")
                 return False
-        elif self._addresses[1] == gradients:
+        elif known and self._addresses[1] == gradients:
+            return True
+        # Elsewhere than at the last step: its ``data`` may have been replaced, by one of other strides.
+        for number, slot in enumerate(self.slots):
+            given = self._tied_gradient(slot)
+            if given is not None:
+                gradients[number] = self._checked(slot, given).data_ptr() or -1
+        if self._addresses == (where, gradients):
             return True
         self._addresses = (where, gradients)
         home = None
@@ -212,6 +237,26 @@ class Workspace:
         self.active = np.array(gradients, dtype=np.int64) != 0
         return True
 
+    def _gradients(self) -> torch.Tensor:
+        if self.gradients is None:
+            raise OptimizerError("the gradients of these parameters lie in no workspace")
+        return self.gradients
+
+    def _is_home(self, slot: Slot) -> bool:
+        """Whether the slot's gradient is the view of the workspace that it was made as."""
+        view = slot.gradient
+        if view is None or self.gradients is None:
+            return False
+        here = self.gradients.data_ptr() + self.gradients.element_size() * slot.segment.offset
+        return view.data_ptr() == here and view.stride() == slot.strides and view.dtype is self.dtype
+
+    def clear_gradients(self) -> set[int]:
+        """Set the workspace of gradients to zero; ids of the gradients that lie there."""
+        if self.gradients is None:
+            return set()
+        self.gradients.zero_()
+        return {id(slot.gradient) for slot in self.slots if self._is_home(slot)}
+
     def _tied_gradient(self, slot: Slot) -> torch.Tensor | None:
         return next((other.grad for other in slot.parameters if other.grad is not None), None)
 
@@ -219,13 +264,20 @@ class Workspace:
         """A gradient that can be read where it lies, else its copy in the workspace."""
         if given.is_sparse:
             raise SparseGradientError(slot.name)
+        if tuple(given.shape) != slot.shape:
+            raise OptimizerError(
+                f"the gradient of {slot.name} has shape {tuple(given.shape)}, the parameter {slot.shape}"
+            )
+        if slot.gradient is not None and not self._is_home(slot):
+            slot.gradient = own_storage(slot.view(self._gradients()))  # its ``data`` was replaced
         home = slot.gradient
         others = [other for other in slot.parameters if other.grad is not None and other.grad is not given]
-        if given is not home and (others or given.stride() != slot.strides or given.dtype is not self.dtype):
+        plain = given.dtype is self.dtype and not given.is_neg() and not given._is_zerotensor()
+        if given is not home and (others or given.stride() != slot.strides or not plain):
             target = (
                 home
                 if home is not None
-                else torch.empty_strided(given.shape, slot.strides, dtype=given.dtype, device=given.device)
+                else torch.empty_strided(given.shape, slot.strides, dtype=self.dtype, device=given.device)
             )
             total = given
             for other in others:

@@ -29,7 +29,7 @@ class LossProgram(nn.Module):
             self.register_buffer(SCALE, torch.ones((), device=near), persistent=False)
         self.model = model
         self.loss_fn = loss_fn
-        self.takes_target = loss_fn is not None and _positional(loss_fn) != 1
+        self.takes_target = loss_fn is not None and positional(loss_fn) != 1
 
     def forward(self, *items: Any, **named: Any) -> Any:
         """Loss of a batch given as positional or keyword inputs; its gradient starts at the loss scale, if any."""
@@ -67,7 +67,7 @@ def _scaled_backward(loss: Any, scale: torch.Tensor) -> Any:
     return _ScaledBackward.apply(full, scale)  # type: ignore[no-untyped-call]
 
 
-def _positional(function: Callable[..., Any]) -> int:
+def positional(function: Callable[..., Any]) -> int:
     """Positional arguments a function must be given; 2, as a loss usually takes, where that is not known."""
     if isinstance(function, nn.Module):
         function = function.forward

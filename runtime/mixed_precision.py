@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - PyTorch's own convention
 import torch.utils._pytree as pytree
 from torch import nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from runtime.errors import OptimizerError
 from runtime.optimizer.adam import FusedAdam, FusedAdamW
@@ -108,6 +108,22 @@ def converted(items: Any, old: torch.dtype, new: torch.dtype) -> Any:
     )
 
 
+def _modes() -> list[TorchFunctionMode]:
+    modes: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return modes
+
+
+def _rules_on() -> bool:
+    return any(isinstance(mode, Islands) for mode in _modes())
+
+
+def _leave() -> None:
+    """The rules off, if they are what was put on last: a hook before ours may have failed, and they are not."""
+    modes = _modes()
+    if modes and isinstance(modes[-1], Islands):
+        modes[-1].__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+
 class _Enter:
     """Before the model's forward: FP32 inputs to 16 bits, and the islands' rules on."""
 
@@ -127,8 +143,34 @@ class _Leave:
         self.dtype = dtype
 
     def __call__(self, _module: nn.Module, _args: Any, outputs: Any) -> Any:
-        Islands(self.dtype).__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        _leave()
         return converted(outputs, self.dtype, torch.float32)
+
+
+class _Again:
+    """The rules for a module that runs again in a backward pass, as `torch.utils.checkpoint` has it do."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._depth = 0
+
+    def enter(self, _module: nn.Module, _args: Any) -> None:
+        """Before the module's forward: the rules on, if this is a backward pass and they are off."""
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+            return
+        if not self._depth and _rules_on():
+            return
+        self._depth += 1
+        if self._depth == 1:
+            Islands(self.dtype).__enter__()  # type: ignore[no-untyped-call]
+
+    def leave(self, _module: nn.Module, _args: Any, _outputs: Any) -> None:
+        """After it, also if it failed."""
+        if torch.compiler.is_compiling() or not self._depth:
+            return
+        self._depth -= 1
+        if not self._depth:
+            _leave()
 
 
 class Amp:
@@ -242,6 +284,11 @@ def _convert(model: nn.Module, optimizer: FusedOptimizer, dtype: torch.dtype) ->
         return
     model.register_forward_pre_hook(_Enter(dtype), with_kwargs=True)
     model.register_forward_hook(_Leave(dtype), always_call=True)
+    again = _Again(dtype)
+    for module in model.modules():
+        if module is not model:
+            module.register_forward_pre_hook(again.enter)
+            module.register_forward_hook(again.leave, always_call=True)
 
 
 def fused_from(optimizer: torch.optim.Optimizer, master: str = "split") -> FusedOptimizer:

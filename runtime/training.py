@@ -21,9 +21,11 @@ from planner.update import with_own_gradients, with_update
 from runtime.arena import Arena
 from runtime.errors import ArenaError, InputError
 from runtime.executor import ArenaRuntime, uses_triton
-from runtime.loss_program import PREFIX, SCALE, LossProgram
+from runtime.guards import aliases
+from runtime.loss_program import PREFIX, SCALE, LossProgram, positional
 from runtime.mixed_precision import Amp, initialize
 from runtime.optimizer.base import FusedOptimizer
+from runtime.optimizer.linking import extent_nbytes
 from runtime.optimizer.planned import PlannedUpdate, takes_triton
 from runtime.optimizer.scaling import LossScaler
 
@@ -57,7 +59,8 @@ class TrainingStep:
         progress: called with a line of text while planning.
 
     After a step each parameter's ``grad`` is a view of the arena; as in PyTorch, a step adds to gradients that were
-    not cleared. A batch of another shape is planned when it first comes; the arena is as large as the largest needs.
+    not cleared. A batch of another shape is planned when it first comes; the arena is as large as the largest needs. So
+    is the model after `train()` or `eval()` of any module, and after parameters were frozen or thawed.
 
     Raises:
         TraceError: the step cannot be traced, before anything runs.
@@ -96,6 +99,8 @@ class TrainingStep:
         self.amp = self._initialized(precision, scaler)
         scaled = self.amp is not None and self.amp.scaler.enabled
         self._program = LossProgram(model, loss_fn, scaled=scaled)
+        self._modules = list(self._program.modules())
+        self._trained = self._requires_grad()
         self._update = self._planned_update()
         self._stepped = True
         # The hook gets an attribute set by PyTorch, which a bound method cannot have.
@@ -164,7 +169,7 @@ class TrainingStep:
 
     def _run(self, inputs: tuple[Any, ...] | dict[str, Any]) -> ArenaRuntime:
         """The runtime for a batch of this shape, its states linked to the model's tensors."""
-        key = _shape_of(inputs)
+        key = (*_shape_of(inputs), tuple(module.training for module in self._modules))
         run = self._runs.get(key)
         if run is None:
             run = self._planned(inputs)
@@ -176,6 +181,7 @@ class TrainingStep:
         return run
 
     def _planned(self, inputs: tuple[Any, ...] | dict[str, Any]) -> ArenaRuntime:
+        inputs = _apart(inputs)
         graph = trace(self._program, inputs, loss=_identity, mode="joint", attention=self._attention)
         if self._update is None:
             made = plan(graph, progress=self._progress, **self._options)
@@ -213,6 +219,10 @@ class TrainingStep:
                     "optimizer", f"precision={precision!r} needs one, which keeps what 16 bits cannot hold"
                 )
             return None
+        if not isinstance(self.optimizer, FusedOptimizer) and positional(self.optimizer.step) > 0:
+            raise InputError(
+                "optimizer", f"{type(self.optimizer).__name__}.step needs a closure; use it without a step"
+            )
         _, self.optimizer, amp = initialize(self.model, self.optimizer, precision, scaler=scaler)
         return amp
 
@@ -231,10 +241,17 @@ class TrainingStep:
 
     def _prepare(self) -> None:
         """Write the loss scale and the optimizer's settings where the plan reads them."""
-        if self._update is not None and not self._update.is_current:
-            self._update.settle()
-            self._unlink()  # the optimizer was rebuilt: by a new parameter group, or a loaded state of another kind
+        trained = self._requires_grad()
+        if isinstance(self.optimizer, FusedOptimizer) and self._update is not None:
+            self.optimizer.renew()
+        if trained != self._trained or (self._update is not None and not self._update.is_current):
+            # Parameters were frozen or thawed, or the optimizer was rebuilt: by a new parameter group, or a loaded
+            # state of another kind.
+            if self._update is not None:
+                self._update.settle()
+            self._unlink()
             self._runs.clear()
+            self._trained = trained
             self._update = self._planned_update()
         if self._update is None:
             if self.amp is not None and self.amp.scaler.enabled:
@@ -248,6 +265,9 @@ class TrainingStep:
                     "first, or leave the optimizer out of the step to accumulate",
                 )
         self._update.prepare()
+
+    def _requires_grad(self) -> tuple[bool, ...]:
+        return tuple(parameter.requires_grad for parameter in self._parameters.values())
 
     def _tensors(self) -> list[torch.Tensor]:
         """Everything of the model's and the optimizer's that may lie in the arena."""
@@ -273,13 +293,13 @@ class TrainingStep:
 
     def _link(self, run: ArenaRuntime) -> None:
         """Let parameters and buffers be views of the arena; values move with them."""
-        moved = False
-        for view, live in run.linked_states():
-            if live.data_ptr() != view.data_ptr():
-                with torch.no_grad():
-                    view.copy_(live)
-                    live.data = view
-                moved = True
+        moved = [(view, live) for view, live in run.linked_states() if live.data_ptr() != view.data_ptr()]
+        if moved:
+            self._unlink()  # another plan's places may overlap these
+        with torch.no_grad():
+            for view, live in run.linked_states() if moved else ():
+                view.copy_(live)
+                live.data = view
         if moved and self._update is not None:
             self._update.moved()
 
@@ -346,12 +366,31 @@ def _as_inputs(batch: Batch) -> tuple[Any, ...] | dict[str, Any]:
 
 
 def _shape_of(inputs: tuple[Any, ...] | dict[str, Any]) -> tuple[Any, ...]:
-    """What a plan depends on: structure, shapes, strides and dtypes of tensors, values of everything else."""
+    """What a plan depends on: structure, shapes, strides and dtypes of tensors, overlaps, values of everything else."""
     leaves, spec = pytree.tree_flatten(inputs)
     kinds = [
         (tuple(leaf.shape), leaf.stride(), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
     ]
-    return (str(spec), *kinds)
+    return (str(spec), *kinds, _overlaps(leaves))
+
+
+def _overlaps(leaves: Sequence[Any]) -> tuple[tuple[int, int, int], ...]:
+    """``(first, second, bytes between them)`` of tensors of a batch that share a part of their memory."""
+    return tuple(
+        (first, second, distance)
+        for first, second, distance in aliases(leaves)
+        if -extent_nbytes(leaves[second]) < distance < extent_nbytes(leaves[first])
+    )
+
+
+def _apart(inputs: tuple[Any, ...] | dict[str, Any]) -> Any:
+    """The batch, its tensors over memory of their own unless they overlap: later batches may lie otherwise."""
+    leaves, spec = pytree.tree_flatten(inputs)
+    shared = {position for found in aliases(leaves) for position in found[:2]}
+    together = {position for found in _overlaps(leaves) for position in found[:2]}
+    return pytree.tree_unflatten(
+        [leaf.clone() if position in shared - together else leaf for position, leaf in enumerate(leaves)], spec
+    )
 
 
 def _gradients(run: ArenaRuntime) -> list[tuple[str, torch.Tensor | None]]:

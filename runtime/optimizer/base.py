@@ -13,7 +13,7 @@ import torch
 
 from runtime.errors import OptimizerError
 from runtime.optimizer import backends, codes
-from runtime.optimizer.linking import regrouped, slots_of
+from runtime.optimizer.linking import narrowed, regrouped, slots_of
 from runtime.optimizer.precision import Precision
 from runtime.optimizer.shown import Shown
 from runtime.optimizer.state import clear_states, export_state, import_edited, import_states, worth_saving
@@ -279,17 +279,11 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Gradients are dropped; moments stay as they are.
         """
-        wide = {id(p): p for p in self._parameters() if p.dtype is torch.float32}
-        exact = {key: parameter.detach().clone() for key, parameter in wide.items()}
-        narrow: dict[Any, torch.Tensor] = {}
-        for key, parameter in wide.items():
-            place = (parameter.data_ptr(), parameter.shape, parameter.stride())  # tied parameters stay tied
-            parameter.grad = None
-            parameter.data = narrow.setdefault(place if parameter.numel() else key, exact[key].to(dtype))
+        exact = narrowed(self._parameters(), dtype)
         self._build()
-        for key, parameter in wide.items():
+        for parameter, value in exact.items():
             if parameter in self._slots:
-                self.set_master(parameter, exact[key])
+                self.set_master(parameter, value)
 
     def refresh(self) -> None:
         """Show the states where they lie now, after their blocks were moved."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain
 from operator import is_
@@ -86,6 +86,17 @@ def regrouped(groups: Sequence[dict[str, Any]], known: Sequence[Sequence[torch.T
         return True
     given = chain.from_iterable(group["params"] for group in groups)
     return not all(map(is_, given, chain.from_iterable(known)))
+
+
+def narrowed(parameters: Iterable[torch.Tensor], dtype: torch.dtype) -> dict[torch.Tensor, torch.Tensor]:
+    """Give FP32 parameters this dtype, drop their gradients, and return their values; tied ones stay tied."""
+    exact = {parameter: parameter.detach().clone() for parameter in parameters if parameter.dtype is torch.float32}
+    made: dict[Any, torch.Tensor] = {}
+    for parameter, value in exact.items():
+        place = (parameter.data_ptr(), parameter.shape, parameter.stride())
+        parameter.grad = None
+        parameter.data = made.setdefault(place if parameter.numel() else id(parameter), value.to(dtype))
+    return exact
 
 
 def is_lazy(parameter: torch.Tensor) -> bool:

@@ -120,7 +120,7 @@ class PlannedUpdate:
 
     @property
     def is_current(self) -> bool:
-        """Whether the optimizer still keeps its states where they were described; it may have been rebuilt."""
+        """Whether the optimizer still keeps its states, and seed, as they were described; it may have been rebuilt."""
         found = [id(block) for space in self.optimizer.workspaces for block in (*space.blocks.values(), space.steps)]
         same = found == list(self._kept.values()) and self.optimizer.seed == self._seed
         return same and len(self.optimizer.param_groups) * codes.SETTINGS == self._settings.numel()

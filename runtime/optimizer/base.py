@@ -13,7 +13,7 @@ import torch
 
 from runtime.errors import OptimizerError
 from runtime.optimizer import backends, codes
-from runtime.optimizer.linking import narrowed, regrouped, slots_of
+from runtime.optimizer.linking import narrowed, refuse_reshaped, regrouped, slots_of
 from runtime.optimizer.precision import Precision
 from runtime.optimizer.shown import Shown
 from runtime.optimizer.state import clear_states, export_state, import_edited, import_states, worth_saving
@@ -83,7 +83,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def begin(self) -> None:
-        """Prepare for settings that were changed since the last step; nothing to do unless a kind has a use for it."""
+        """Prepare for settings that were changed since the last step."""
 
     def setting(self, group: dict[str, Any]) -> list[float]:
         """A group's row of the table of groups, columns as in `codes`; refuses options it does not have."""
@@ -188,15 +188,13 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def renew(self) -> None:
         """Take over what the caller changed since the last step: parameters in groups, entries of ``state``."""
-        edited = {}
-        if self.state is not self._shown or self._shown.touched:
-            edited = self._shown.edited(self.state, self._parameters())
+        touched = self.state is not self._shown or self._shown.touched
+        edited = self._shown.edited(self.state, self._parameters()) if touched else {}
         thawed = any(parameter.grad is not None for parameter in self._left_out)
         if edited or thawed or regrouped(self.param_groups, self._grouped) or self._lacks_moments():
             self._build(keep=edited)
-            if edited:
-                import_edited(self._slots, edited)
-                self._publish()
+            import_edited(self._slots, edited)
+            self._publish()
         self.begin()
 
     def _lacks_moments(self) -> bool:
@@ -364,12 +362,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Frozen parameters are left out, unless they have been updated before or are in ``keep``.
         """
-        for _, slot in self._slots.values():
-            if tuple(slot.parameter.shape) != slot.shape:
-                raise OptimizerError(
-                    f"{slot.name} has shape {tuple(slot.parameter.shape)}, its states {slot.shape}: "
-                    "put a new Parameter into the group instead"
-                )
+        refuse_reshaped(slot for _, slot in self._slots.values())
         before = {id(parameter): export_state(*self._slots[parameter]) for parameter in self._slots}
         stateful = {id(parameter) for parameter in self._slots if worth_saving(before[id(parameter)], parameter)}
         for workspace in self._workspaces:

@@ -88,6 +88,16 @@ def regrouped(groups: Sequence[dict[str, Any]], known: Sequence[Sequence[torch.T
     return not all(map(is_, given, chain.from_iterable(known)))
 
 
+def refuse_reshaped(slots: Iterable[Slot]) -> None:
+    """A parameter whose ``data`` was replaced by one of another shape has no states any more."""
+    for slot in slots:
+        if tuple(slot.parameter.shape) != slot.shape:
+            raise OptimizerError(
+                f"{slot.name} has shape {tuple(slot.parameter.shape)}, its states {slot.shape}: "
+                "put a new Parameter into the group instead"
+            )
+
+
 def narrowed(parameters: Iterable[torch.Tensor], dtype: torch.dtype) -> dict[torch.Tensor, torch.Tensor]:
     """Give FP32 parameters this dtype, drop their gradients, and return their values; tied ones stay tied."""
     exact = {parameter: parameter.detach().clone() for parameter in parameters if parameter.dtype is torch.float32}

@@ -87,10 +87,22 @@ class FusedSGD(FusedOptimizer):
         if len(had) <= len(now):
             self._had_momentum = tuple(map(any, zip_longest(had, now, fillvalue=False)))
 
+    def state_dict(self) -> dict[str, Any]:
+        """As `FusedOptimizer.state_dict`; without buffers that momentum has not begun to fill."""
+        saved = super().state_dict()
+        for state in saved["state"].values():
+            if "momentum_buffer" in state and not state["momentum_buffer"].any():
+                del state["momentum_buffer"]
+        return saved
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As `FusedOptimizer.load_state_dict`."""
         super().load_state_dict(state_dict)
-        self._had_momentum = ()
+        states = state_dict["state"]
+        self._had_momentum = tuple(
+            any(states.get(name, {}).get("momentum_buffer") is not None for name in group["params"])
+            for group in state_dict["param_groups"]
+        )
 
     def setting(self, group: dict[str, Any]) -> list[float]:
         """A group's row."""

@@ -144,11 +144,35 @@ def test_disabled_it_does_nothing():
 
 @pytest.mark.parametrize(
     "options",
-    [{"init_scale": 0.5}, {"min_scale": 0.0}, {"growth_factor": 1.0}, {"backoff_factor": 1.0}, {"growth_interval": 0}],
+    [
+        *({"init_scale": scale} for scale in (0.5, float("nan"), "8")),
+        {"init_scale": float("inf"), "max_scale": float("inf")},
+        {"min_scale": 0.0},
+        *({"growth_factor": factor} for factor in (1.0, float("inf"), float("nan"))),
+        *({"backoff_factor": factor} for factor in (1.0, 0.0, float("nan"))),
+        *({"growth_interval": interval} for interval in (0, 2.5, float("nan"))),
+    ],
 )
 def test_wrong_arguments_are_refused(options):
     with pytest.raises(OptimizerError):
         LossScaler(**options)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        *({"scale": scale} for scale in (0.0, -1.0, float("nan"), float("inf"), "8")),
+        {"growth_factor": 0.5},
+        {"backoff_factor": 2.0},
+        {"growth_interval": 0},
+    ],
+)
+def test_a_state_that_no_loss_can_be_scaled_with_is_refused_and_changes_nothing(state):
+    scaler = LossScaler(8.0)
+    before = scaler.state_dict()
+    with pytest.raises(OptimizerError):
+        scaler.load_state_dict({"skipped_steps": 3, **state})
+    assert scaler.state_dict() == before
 
 
 def test_sparse_gradients_of_other_optimizers_are_unscaled():

@@ -29,6 +29,20 @@ def compiled_loop(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     return compile_function
 
 
+def compiled_function(signature: Any) -> Callable[[Callable[..., Any]], Any]:
+    """The same for a C function of that numba signature (`numba.cfunc`), compiled at once; it has an ``address``."""
+    from numba.core.ccallback import CFunc
+
+    def compile_function(function: Callable[..., Any]) -> Any:
+        made: Any = CFunc(function, (signature.args, signature.return_type), {}, {"error_model": "numpy"})
+        with suppress(RuntimeError):
+            made._cache = _forgiving(function)  # as `cfunc(cache=True)` sets it
+        made.compile()
+        return made
+
+    return compile_function
+
+
 def _forgiving(function: Callable[..., Any]) -> Any:
     """The store of compiled functions, for which a damaged file is no file, and a full disk no error."""
     from numba.core.caching import FunctionCache

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 #: Names under which compiled loops call OpenMP for the number of their thread, and of all.
 THREAD, THREADS = "arenaplan_omp_get_thread_num", "arenaplan_omp_get_num_threads"
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_WHOLE = ctypes.CFUNCTYPE(ctypes.c_int)
+_ALONE = (_WHOLE(lambda: 0), _WHOLE(lambda: 1))
 
 
 @cache
@@ -37,19 +40,20 @@ def found() -> bool:
 
 
 @cache
-def available() -> bool:
-    """Whether compiled loops can run on ATen's threads; if so, what they call inside is known to numba by name."""
-    library = _openmp()
-    if library is None:
-        return False
+def announce() -> bool:
+    """Tell numba where OpenMP's functions are, else of ones that answer for a single thread; whether they are found."""
     from llvmlite import binding
 
-    for name, function in (
-        (THREAD, library.omp_get_thread_num),
-        (THREADS, library.omp_get_num_threads),
-    ):
+    library = _openmp()
+    number, count = _ALONE if library is None else (library.omp_get_thread_num, library.omp_get_num_threads)
+    for name, function in ((THREAD, number), (THREADS, count)):
         binding.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
-    return True
+    return library is not None
+
+
+def available() -> bool:
+    """Whether compiled loops can ask OpenMP for the number of their thread."""
+    return found() and announce()
 
 
 def on_all_threads(function: int, arguments: int) -> None:
@@ -58,6 +62,24 @@ def on_all_threads(function: int, arguments: int) -> None:
     if library is None:
         raise RuntimeError("PyTorch's OpenMP library was not found")
     library.GOMP_parallel(function, arguments, 0, 0)
+
+
+def share(function: int, words: Any, members: int) -> None:
+    """Call the C function at this address with 64-bit words on that many threads.
+
+    The first word says which of the members is called, or −1 where OpenMP is to be asked; the second, of how many.
+    Where ATen's threads cannot be had, a thread pool of as many stands in.
+    """
+    words[:2] = 0 if members == 1 else -1, members
+    if members == 1:
+        _CALLBACK(function)(words.ctypes.data)
+    elif (library := _openmp()) is not None:
+        library.GOMP_parallel(function, words.ctypes.data, members, 0)
+    else:
+        each = [words.copy() for _ in range(members)]
+        for member, own in enumerate(each):
+            own[0] = member
+        list(_pool(members).map(lambda own: _CALLBACK(function)(own.ctypes.data), each))
 
 
 def run(work: Callable[[int, int], None]) -> None:

@@ -13,7 +13,8 @@ import numba as numba_package
 from numba import extending
 from numba import types as numba_types
 
-from planner.loops import compiled_loop
+from planner.loops import compiled_function, compiled_loop
+from runtime import team
 
 #: numba declares what is compiled, not what is called.
 numba: Any = numba_package
@@ -31,6 +32,13 @@ def intrinsic(function: Function) -> Function:
 def compile_loop(function: Function) -> Function:
     """Compile at the first call, then from disk; other threads go on meanwhile."""
     return cast("Function", compiled_loop(nogil=True)(function))
+
+
+def compile_function(function: Function) -> int:
+    """Compile, or take from disk, a C function of an address of 64-bit words; returns its address."""
+    team.announce()
+    made: Any = compiled_function(types.void(types.CPointer(types.int64)))(function)
+    return int(made.address)
 
 
 def inline_element(function: Function) -> Function:
@@ -60,7 +68,23 @@ pointer_i8 = _pointer(types.int8)
 pointer_u8 = _pointer(types.uint8)
 pointer_u16 = _pointer(types.uint16)
 pointer_i16 = _pointer(types.int16)
+pointer_i64 = _pointer(types.int64)
 pointer_f32 = _pointer(types.float32)
+pointer_f64 = _pointer(types.float64)
+
+#: The number of the calling OpenMP thread, and of all.
+THREAD_NUMBER = types.ExternalFunction(team.THREAD, types.int32())
+THREAD_COUNT = types.ExternalFunction(team.THREADS, types.int32())
+
+
+@intrinsic
+def double(_context: Any, _word: Any) -> Any:
+    """The float64 with the bits of an int64."""
+
+    def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ll.DoubleType())
+
+    return types.float64(types.int64), build
 
 
 @intrinsic

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
 from runtime import team
-from runtime.optimizer import codes
+from runtime.optimizer import codes, words
 from runtime.optimizer.precision import KINDS
 from runtime.optimizer.workspace import Workspace
 
-#: Elements below which handing work to another thread costs more than it saves.
-PIECE = 2**18
+#: Elements below which a second thread has nothing to do: a row of the table is one thread's.
+PIECE = 2 * codes.CPU_CHUNK
 
 
 @cache
@@ -41,61 +40,51 @@ class CompiledBackend:
         """Whether a gradient in the table is infinite or NaN."""
         from runtime.optimizer.update_kernel import overflowed
 
-        return any(_spread(workspace.table, lambda *rows: overflowed(KINDS[workspace.dtype], workspace.table, *rows)))
+        return bool(_launch(overflowed(KINDS[workspace.dtype]), workspace.table).any())
 
     def squares(self, workspace: Workspace) -> float:
         """Σ gradient² over the table."""
         from runtime.optimizer.update_kernel import sum_of_squares
 
-        squares = sum_of_squares(KINDS[workspace.dtype])
-        return float(sum(_spread(workspace.table, lambda *rows: squares(workspace.table, *rows))))
+        return float(_launch(sum_of_squares(KINDS[workspace.dtype]), workspace.table).sum())
 
     def update(self, workspace: Workspace, rule: int, settings: Any, scale: float, seed: int) -> None:
         """One launch: every row of the table, whatever parameters and groups they belong to."""
         from runtime.optimizer.update_kernel import update_adam, update_sgd
 
-        kernel = (update_adam if rule == codes.ADAM else update_sgd)(KINDS[workspace.dtype], workspace.master)
+        function = (update_adam if rule == codes.ADAM else update_sgd)(KINDS[workspace.dtype], workspace.master)
         blocks = workspace.blocks
-        kept = blocks.get("master", blocks.get("remainder"))
         names = [name for name, _ in workspace.moments]
         moments = [blocks[name] for name in names] + [None] * (2 - len(names))
         scales = [blocks.get(f"{name}_scales") for name in names] + [None] * (2 - len(names))
-        addresses = [0 if block is None else block.data_ptr() for block in (kept, *moments, *scales)]
+        held = (blocks.get("master", blocks.get("remainder")), *moments, *scales)
         steps = workspace.steps.numpy()
-        fixed = (workspace.states, workspace.table, settings, steps)
-        _spread(workspace.table, lambda *rows: kernel(*fixed, scale, seed, *addresses, *rows))
-
-
-def _spread(table: Any, work: Callable[[int, int], Any]) -> list[Any]:
-    """Call ``work`` on ranges of rows that cover the table, side by side; what each gave, in no order."""
-    return _share(table[:, codes.LENGTH], work)
+        given = np.zeros(words.COUNT, dtype=np.int64)
+        given[words.SETTINGS], given[words.GROUPS] = settings.ctypes.data, len(settings)
+        given[words.STEPS], given[words.PARAMETERS] = steps.ctypes.data, len(steps)
+        given[words.MOMENTS], given[words.SEED] = workspace.states, seed & 0xFFFFFFFF
+        given[words.SCALE : words.SCALE + 1].view(np.float64)[0] = scale
+        given[words.KEPT :] = [0 if block is None else block.data_ptr() for block in held]
+        _launch(function, workspace.table, given)
 
 
 def touch(rewritten: torch.Tensor, read: torch.Tensor) -> None:
     """Read and write one FP32 tensor in place and read another, split as an update is: the memory's own speed."""
-    from runtime.optimizer.update_kernel import add_one, largest_bits
+    from runtime.optimizer.update_kernel import touched
 
-    for tensor, kernel in ((rewritten, add_one), (read, largest_bits)):
-        address, length, chunk = tensor.data_ptr(), tensor.numel(), codes.CPU_CHUNK
-        lengths = np.full(-(-length // chunk), chunk)
-        _share(lengths, partial(_rows, kernel, address, length, chunk))
-
-
-def _rows(kernel: Callable[..., Any], address: int, length: int, chunk: int, begin: int, end: int) -> Any:
-    return kernel(address, begin * chunk, min(end * chunk, length))
+    for tensor, gradient in ((rewritten, 0), (read, 1)):
+        starts = np.arange(0, tensor.numel(), codes.CPU_CHUNK)
+        table = np.zeros((len(starts), codes.COLUMNS), dtype=np.int64)
+        table[:, codes.PARAMETER], table[:, codes.GRADIENT] = tensor.data_ptr() + 4 * starts, gradient
+        table[:, codes.LENGTH] = np.minimum(tensor.numel() - starts, codes.CPU_CHUNK)
+        _launch(touched(), table)
 
 
-def _share(lengths: Any, work: Callable[[int, int], Any]) -> list[Any]:
-    starts = lengths.cumsum() - lengths
-    total = int(lengths.sum())
-    if total < PIECE:
-        return [work(0, len(lengths))]
-    results: list[Any] = []
-
-    def take(member: int, members: int) -> None:
-        begin, end = (int(starts.searchsorted(total * number / members)) for number in (member, member + 1))
-        if end > begin:
-            results.append(work(begin, end))
-
-    team.run(take)
+def _launch(function: int, table: Any, given: Any = None) -> Any:
+    """Run a compiled loop over the rows of a table, on several threads if there is enough of it; their results."""
+    given = np.zeros(words.COUNT, dtype=np.int64) if given is None else given
+    members = torch.get_num_threads() if int(table[:, codes.LENGTH].sum()) >= PIECE else 1
+    results = np.zeros(members)
+    given[words.RESULTS], given[words.TABLE], given[words.ROWS] = results.ctypes.data, table.ctypes.data, len(table)
+    team.share(function, given, members)
     return results

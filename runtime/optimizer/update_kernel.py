@@ -11,19 +11,25 @@ from typing import Any
 
 import numpy as np
 
+from runtime.optimizer import words
 from runtime.optimizer.bits import (
-    Function,
+    THREAD_COUNT,
+    THREAD_NUMBER,
     carray,
+    compile_function,
     compile_loop,
+    double,
     float_bits,
     inline_element,
     pointer_f32,
-    pointer_u16,
+    pointer_f64,
+    pointer_i64,
 )
 from runtime.optimizer.codes import (
     BETA1,
     BETA2,
     BYTES,
+    COLUMNS,
     DAMPENING,
     DECOUPLED,
     EPS,
@@ -38,6 +44,7 @@ from runtime.optimizer.codes import (
     MOMENTUM,
     NESTEROV,
     PARAMETER,
+    SETTINGS,
     SIGN,
     STATE,
     STEP,
@@ -71,6 +78,34 @@ def adam(x: Any, given: Any, first: Any, second: Any, c: Any) -> Any:
     first = first + (gradient - first) * take1
     second = second * beta2 + (gradient * gradient) * take2
     return x - (size * (first / (np.sqrt(second) * root + eps)) + shrink * x), first, second
+
+
+@inline_element
+def member(given: Any) -> Any:
+    """Which share of the rows these words ask for."""
+    return np.int64(THREAD_NUMBER()) if given[words.MEMBER] < 0 else given[words.MEMBER]
+
+
+@inline_element
+def results(given: Any) -> Any:
+    """Where members leave what they found."""
+    return carray(pointer_f64(given[words.RESULTS]), (given[words.MEMBERS],))
+
+
+@compile_loop
+def own_rows(given: Any) -> Any:
+    """The table, and the first and last of the rows to work on: each member's have about as many elements."""
+    table = carray(pointer_i64(given[words.TABLE]), (given[words.ROWS], COLUMNS))
+    members = np.int64(THREAD_COUNT()) if given[words.MEMBER] < 0 else given[words.MEMBERS]
+    total, before, mine = table[:, LENGTH].sum(), 0, member(given)
+    begin, end = 0, 0
+    for row in range(table.shape[0]):
+        if before < total * mine // members:
+            begin = row + 1
+        if before < total * (mine + 1) // members:
+            end = row + 1
+        before += table[row, LENGTH]
+    return table, begin, end
 
 
 @compile_loop
@@ -130,31 +165,28 @@ def sgd_constants(setting: Any, step: Any, c: Any) -> None:
 
 
 @cache
-def update_adam(kind: int, master: int) -> Function:
-    """Adam over rows ``begin`` to ``end`` of the table; addresses are those of state element 0.
+def update_adam(kind: int, master: int) -> int:
+    """Adam over a share of the table's rows: the address of a C function, for one kind of parameters and of masters.
 
-    Compiled for one kind of parameters and of what is kept beyond them. With FP32 moments a tile is read and its
+    It takes the words of `words`. With FP32 moments a tile is read and its
     moments written in one loop, with 8-bit ones it is decoded into buffers first.
     """
     size = 4 if kind == FLOAT32 else 2
     kept_size = 4 if master == MASTER else 2
 
-    @compile_loop
-    def update(
-        moments: Any,
-        table: Any,
-        settings: Any,
-        steps: Any,
-        scale: Any,
-        seed: Any,
-        kept: Any,
-        first_moment: Any,
-        second_moment: Any,
-        first_scales: Any,
-        second_scales: Any,
-        begin: Any,
-        end: Any,
-    ) -> None:
+    def update(arguments: Any) -> None:
+        given = carray(arguments, (words.COUNT,))
+        table, begin, end = own_rows(given)
+        settings = carray(pointer_f64(given[words.SETTINGS]), (given[words.GROUPS], SETTINGS))
+        steps = carray(pointer_f32(given[words.STEPS]), (given[words.PARAMETERS],))
+        moments, scale, seed, kept = (
+            given[words.MOMENTS],
+            double(given[words.SCALE]),
+            given[words.SEED],
+            given[words.KEPT],
+        )
+        first_moment, second_moment = given[words.FIRST], given[words.SECOND]
+        first_scales, second_scales = given[words.FIRST_SCALES], given[words.SECOND_SCALES]
         tile = TILE if moments == BYTES else LONG_TILE
         g = np.empty(TILE, np.float32)
         w = np.empty(LONG_TILE, np.float32)
@@ -171,11 +203,11 @@ def update_adam(kind: int, master: int) -> Function:
                 low, high = element & 0xFFFFFFFF, element >> 32
                 key = stream_key(seed, np.int64(step), high)
                 parameter, extra = table[row, PARAMETER] + size * start, kept + kept_size * element
-                p, given = elements(kind, parameter, n), elements(kind, table[row, GRADIENT] + size * start, n)
+                p, gradients = elements(kind, parameter, n), elements(kind, table[row, GRADIENT] + size * start, n)
                 k = kept_elements(master, extra, p, n)
                 if moments == BYTES:
                     for i in range(n):
-                        g[i] = gradient_value(kind, given[i]) * factor
+                        g[i] = gradient_value(kind, gradients[i]) * factor
                         w[i] = full_precision(kind, master, p[i], k[i])
                     load_signed(first_moment + element, first_scales, element // TILE, n, m)
                     load_unsigned(second_moment + element, second_scales, element // TILE, n, v)
@@ -187,35 +219,34 @@ def update_adam(kind: int, master: int) -> Function:
                     first = carray(pointer_f32(first_moment + 4 * element), (n,))
                     second = carray(pointer_f32(second_moment + 4 * element), (n,))
                     for i in range(n):
-                        x, gradient = full_precision(kind, master, p[i], k[i]), gradient_value(kind, given[i]) * factor
+                        x, gradient = (
+                            full_precision(kind, master, p[i], k[i]),
+                            gradient_value(kind, gradients[i]) * factor,
+                        )
                         w[i], first[i], second[i] = adam(x, gradient, first[i], second[i], c)
                 store_parameter(kind, master, parameter, extra, n, w, key, np.uint32(low))
 
-    return update
+    return compile_function(update)
 
 
 @cache
-def update_sgd(kind: int, master: int) -> Function:
-    """SGD over rows ``begin`` to ``end`` of the table; without momentum ``first_moment`` is 0."""
+def update_sgd(kind: int, master: int) -> int:
+    """The same for SGD; without momentum the first moment's address is 0."""
     size = 4 if kind == FLOAT32 else 2
     kept_size = 4 if master == MASTER else 2
 
-    @compile_loop
-    def update(
-        moments: Any,
-        table: Any,
-        settings: Any,
-        steps: Any,
-        scale: Any,
-        seed: Any,
-        kept: Any,
-        first_moment: Any,
-        second_moment: Any,
-        first_scales: Any,
-        second_scales: Any,
-        begin: Any,
-        end: Any,
-    ) -> None:
+    def update(arguments: Any) -> None:
+        given = carray(arguments, (words.COUNT,))
+        table, begin, end = own_rows(given)
+        settings = carray(pointer_f64(given[words.SETTINGS]), (given[words.GROUPS], SETTINGS))
+        steps = carray(pointer_f32(given[words.STEPS]), (given[words.PARAMETERS],))
+        moments, scale, seed, kept = (
+            given[words.MOMENTS],
+            double(given[words.SCALE]),
+            given[words.SEED],
+            given[words.KEPT],
+        )
+        first_moment, first_scales = given[words.FIRST], given[words.FIRST_SCALES]
         g = np.empty(TILE, np.float32)
         w = np.empty(TILE, np.float32)
         m = np.empty(TILE, np.float32)
@@ -231,10 +262,10 @@ def update_sgd(kind: int, master: int) -> Function:
                 low, high = element & 0xFFFFFFFF, element >> 32
                 key = stream_key(seed, np.int64(step), high)
                 parameter, extra = table[row, PARAMETER] + size * start, kept + kept_size * element
-                p, given = elements(kind, parameter, n), elements(kind, table[row, GRADIENT] + size * start, n)
+                p, gradients = elements(kind, parameter, n), elements(kind, table[row, GRADIENT] + size * start, n)
                 k = kept_elements(master, extra, p, n)
                 for i in range(n):
-                    g[i] = gradient_value(kind, given[i]) * factor
+                    g[i] = gradient_value(kind, gradients[i]) * factor
                     w[i] = full_precision(kind, master, p[i], k[i])
                 if setting[MOMENTUM] == 0.0 or first_moment == 0:
                     plain_tile(g, w, n, c)
@@ -248,48 +279,55 @@ def update_sgd(kind: int, master: int) -> Function:
                     momentum_tile(g, w, in_place, n, c)
                 store_parameter(kind, master, parameter, extra, n, w, key, np.uint32(low))
 
-    return update
-
-
-@compile_loop
-def overflowed(kind: Any, table: Any, begin: Any, end: Any) -> Any:
-    """Whether any gradient of these rows is infinite or NaN: its exponent field is all ones."""
-    for row in range(begin, end):
-        n, address = table[row, LENGTH], table[row, GRADIENT]
-        if kind == FLOAT32:
-            full = carray(pointer_f32(address), (n,))
-            worst = np.int32(0)
-            for i in range(n):
-                worst = max(worst, np.int32(float_bits(full[i]) & np.int32(0x7F800000)))
-            if worst == np.int32(0x7F800000):
-                return True
-        else:
-            mask = np.uint16(0x7C00) if kind == FLOAT16 else np.uint16(0x7F80)
-            bits = carray(pointer_u16(address), (n,))
-            most = np.uint16(0)
-            for i in range(n):
-                most = max(most, np.uint16(bits[i] & mask))
-            if most == mask:
-                return True
-    return False
+    return compile_function(update)
 
 
 @cache
-def sum_of_squares(kind: int) -> Function:
-    """Σ gradient² of rows ``begin`` to ``end`` of the table, in float64."""
+def overflowed(kind: int) -> int:
+    """Whether any gradient is infinite or NaN, that is, its exponent field all ones: result 1, else 0."""
+    mask = 0x7C00 if kind == FLOAT16 else 0x7F80
+
+    def find(arguments: Any) -> None:
+        given = carray(arguments, (words.COUNT,))
+        table, begin, end = own_rows(given)
+        found = False
+        for row in range(begin, end):
+            n = table[row, LENGTH]
+            gradients = elements(kind, table[row, GRADIENT], n)
+            if kind == FLOAT32:
+                worst = np.int32(0)
+                for i in range(n):
+                    worst = max(worst, np.int32(float_bits(gradients[i]) & np.int32(0x7F800000)))
+                found = found or worst == np.int32(0x7F800000)
+            else:
+                most = np.uint16(0)
+                for i in range(n):
+                    most = max(most, np.uint16(gradients[i] & np.uint16(mask)))
+                found = found or most == np.uint16(mask)
+            if found:
+                break
+        results(given)[member(given)] = 1.0 if found else 0.0
+
+    return compile_function(find)
+
+
+@cache
+def sum_of_squares(kind: int) -> int:
+    """Σ gradient², in float64."""
     size = 4 if kind == FLOAT32 else 2
 
-    @compile_loop
-    def squares(table: Any, begin: Any, end: Any) -> Any:
+    def squares(arguments: Any) -> None:
+        given = carray(arguments, (words.COUNT,))
+        table, begin, end = own_rows(given)
         g = np.empty(TILE, np.float32)
         lanes = np.empty(8, np.float64)
         lanes[:] = 0.0
         for row in range(begin, end):
             for start in range(0, table[row, LENGTH], TILE):
                 n = min(TILE, table[row, LENGTH] - start)
-                given = elements(kind, table[row, GRADIENT] + size * start, n)
+                gradients = elements(kind, table[row, GRADIENT] + size * start, n)
                 for i in range(n):
-                    g[i] = gradient_value(kind, given[i])
+                    g[i] = gradient_value(kind, gradients[i])
                 whole = n - n % 8
                 for i in range(0, whole, 8):
                     for lane in range(8):
@@ -298,26 +336,28 @@ def sum_of_squares(kind: int) -> Function:
                 for i in range(whole, n):
                     x = np.float64(g[i])
                     lanes[0] += x * x
-        return lanes.sum()
+        results(given)[member(given)] = lanes.sum()
 
-    return squares
-
-
-@compile_loop
-def add_one(address: Any, begin: Any, end: Any) -> None:
-    """Read and write FP32 numbers in place: what the memory allows, for measurements."""
-    n = end - begin
-    block = carray(pointer_f32(address + 4 * begin), (n,))
-    for i in range(n):
-        block[i] += np.float32(1)
+    return compile_function(squares)
 
 
-@compile_loop
-def largest_bits(address: Any, begin: Any, end: Any) -> Any:
-    """Read FP32 numbers: what the memory allows, for measurements."""
-    n = end - begin
-    block = carray(pointer_f32(address + 4 * begin), (n,))
-    worst = np.int32(0)
-    for i in range(n):
-        worst = max(worst, float_bits(block[i]))
-    return worst
+@cache
+def touched() -> int:
+    """Read and write FP32 parameters in place and read gradients: what the memory allows, for measurements."""
+
+    def touch(arguments: Any) -> None:
+        given = carray(arguments, (words.COUNT,))
+        table, begin, end = own_rows(given)
+        worst = np.int32(0)
+        for row in range(begin, end):
+            n = table[row, LENGTH]
+            block = carray(pointer_f32(table[row, PARAMETER]), (n,))
+            if table[row, GRADIENT] == 0:
+                for i in range(n):
+                    block[i] += np.float32(1)
+            else:
+                for i in range(n):
+                    worst = max(worst, float_bits(block[i]))
+        results(given)[member(given)] = worst
+
+    return compile_function(touch)

@@ -14,9 +14,9 @@ import torch
 from optimizer_helpers import counted_launches, same, set_gradients, small_model, snapshot
 from torch import nn
 
-from runtime import TrainingStep
+from runtime import TrainingStep, team
 from runtime.errors import LossScaleWarning, OptimizerError, SparseGradientError
-from runtime.optimizer import FusedAdam, FusedAdamW, FusedSGD, LossScaler, codes
+from runtime.optimizer import FusedAdam, FusedAdamW, FusedSGD, LossScaler, codes, words
 from runtime.optimizer.layout import Segment, chunk_table, lay_out
 
 
@@ -562,7 +562,16 @@ def test_i06_the_update_reaches_states_past_two_to_the_31_elements(offset, momen
         bases = [block.data_ptr() - block.element_size() * at for block in (kept, m, v)]
         scales = [block.data_ptr() - 4 * (at // codes.TILE) for block in (m_scales, v_scales)]
         steps = np.zeros(1, dtype=np.float32)
-        update_adam(codes.FLOAT16, master)(moments, table, setting, steps, 1.0, 0, *bases, *scales, 0, 1)
+        given = np.zeros(words.COUNT, dtype=np.int64)
+        given[words.TABLE : words.MOMENTS] = [
+            *(table.ctypes.data, 1),
+            *(setting.ctypes.data, 1),
+            *(steps.ctypes.data, 1),
+        ]
+        given[words.MOMENTS] = moments
+        given[words.SCALE : words.SCALE + 1].view(np.float64)[0] = 1.0
+        given[words.KEPT :] = [*bases, *scales]
+        team.share(update_adam(codes.FLOAT16, master), given, 1)
         assert bool((parameter != start).all())
         ends.append((parameter, kept, m, v, m_scales, v_scales))
     exact = master != codes.STOCHASTIC and moments == codes.FULL  # random bits belong to an element's number

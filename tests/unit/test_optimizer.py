@@ -13,7 +13,7 @@ from optimizer_helpers import HALVES, PAIRS, adamw_float64, backend, counted_lau
 from optimizer_helpers import snapshot as snapshot_of
 from torch import nn
 
-from runtime import TrainingStep
+from runtime import TrainingStep, team
 from runtime.errors import OptimizerError
 from runtime.optimizer import AdamW8bit, FusedAdamW, FusedSGD, compiled
 
@@ -446,3 +446,20 @@ def test_a_planned_training_step_uses_it_without_copies():
         plain.zero_grad()
     assert len(addresses) == 1
     assert distance(model, reference) < 2e-6
+
+
+@pytest.mark.parametrize("rule", [FusedAdamW, FusedSGD])
+def test_the_pool_that_stands_in_for_atens_threads_gives_the_same(rule, monkeypatch):
+    ends = []
+    for stand_in in (False, True):
+        if stand_in:
+            monkeypatch.setattr(team, "_openmp", lambda: None)
+        torch.manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(size, dtype=torch.float16)) for size in (300_001, 3, 70_000)]
+        optimizer = rule(parameters, lr=1e-2, max_grad_norm=1.0)
+        for step in range(3):
+            set_gradients(parameters, step)
+            optimizer.step()
+        ends.append([parameter.detach().clone() for parameter in parameters])
+    for one, other in zip(*ends, strict=True):
+        assert torch.equal(one, other)

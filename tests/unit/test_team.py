@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -93,3 +95,24 @@ def test_a_failing_lane_is_reported(threads: int) -> None:
     with pytest.raises(RuntimeError, match="of a lane"):
         Section([[fail], [], []]).run(threads)
     assert torch.get_num_threads() == threads
+
+
+def test_a_compiled_loop_is_called_by_each_member(threads: int) -> None:
+    seen: list[tuple[int, int, int]] = []
+
+    def loop(address: int) -> None:
+        words = (ctypes.c_int64 * 3).from_address(address)
+        seen.append((words[0], words[1], words[2]))
+
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(loop)
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    given = np.array([7, 7, 42])
+    team.share(address, given, threads)
+    if team.found():
+        assert seen == [(-1, threads, 42)] * threads  # each then asks OpenMP which it is
+    else:
+        assert sorted(seen) == [(member, threads, 42) for member in range(threads)]
+    seen.clear()
+    team.share(address, given, 1)
+    assert seen == [(0, 1, 42)]

@@ -329,6 +329,8 @@ def workspaces(operation: Operation, tensors: Sequence[Tensor]) -> tuple[Scratch
         return _partial_sums(operands[0], outputs[0])
     if name == POINTWISE:
         _, count = registers(decode(operation.arguments), len(operation.arguments) - 1)
+        stored = [tensors[item.tensor] for item in operation.arguments[1:] if isinstance(item, TensorRef)]
+        count += sum(item is not None and item.dtype in HALF for item in (*stored, *outputs))
         return (Scratch((count, min(POINTWISE_CHUNK, operands[0].numel)), "float32"),) if count else ()
     if name == DROPOUT:
         width = operands[0].shape[-1] if operands[0].shape else 1

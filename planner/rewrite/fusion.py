@@ -2,8 +2,9 @@
 
 An operator whose result is read by one group of operations only joins that group (the fanout-free cones of logic
 synthesis), so a group has one result. Only operators that the compiled loop computes with ATen's roundings take part
-(exp and tanh to 3 units in the last place), in float32, on dense tensors of one shape; masks are boolean, and numbers
-may stand in any other place. A group may be part of another: after recomputation more is read by one group only.
+(exp and tanh to 3 units in the last place), in float32, on dense tensors of one shape and dtype; masks are boolean, and
+numbers may stand in any other place. In 16 bits a group is rounded once, where its operators round once each. A group
+may be part of another: after recomputation more is read by one group only.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from planner.graph import Argument, Graph, Operation, TensorRef
-from planner.operators import POINTWISE, base_name
+from planner.operators import HALF, POINTWISE, base_name
 from planner.pointwise import MOST_INSTRUCTIONS, decode
 from planner.rewrite.program import Program
 
+_DTYPES = frozenset({"float32", *HALF})
 #: Tensors a group may read: more, and compilers no longer turn its loop into vector lanes.
 MOST_OPERANDS = 7
 
@@ -190,7 +192,7 @@ def _fits(program: Program, operation: Operation) -> bool:
     if any(key != "alpha" for key, _ in operation.keywords):
         return False
     result = program.tensors[operation.outputs[0]]
-    if result.dtype != "float32" or result.numel == 0 or not _is_whole(program, operation.outputs[0]):
+    if result.dtype not in _DTYPES or result.numel == 0 or not _is_whole(program, operation.outputs[0]):
         return False
     if program.storage_of(operation.outputs[0]) in {program.storage_of(index) for index in operation.reads}:
         return False
@@ -213,7 +215,7 @@ def _is_operand(program: Program, operation: Operation, position: int) -> bool:
     tensor, result = program.tensors[argument.tensor], program.tensors[operation.outputs[0] or 0]
     if tensor.shape != result.shape or not tensor.is_contiguous:
         return False
-    return tensor.dtype == ("bool" if position == _MASK.get(name) else "float32")
+    return tensor.dtype == ("bool" if position == _MASK.get(name) else result.dtype)
 
 
 def _is_whole(program: Program, index: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -16,6 +17,7 @@ from runtime.kernels.pointwise_source import Signature, compiled, kinds_of
 from runtime.team import on_all_threads
 
 _ATEN = torch.ops.aten
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 #: Elements from which a compiled loop is worth its compilation.
 LEAST_NUMEL = 32768
 _CALLS = {
@@ -35,8 +37,11 @@ _CALLS = {
 def bind_pointwise(operation: Operation, context: Context) -> list[Call]:
     """The program of `planner.pointwise` at every element, in float32; the result may lie on any operand.
 
+    Operands and results of 16 bits are rounded once, at the end.
+
     Raises:
-        ArenaError: the program is not valid, or its tensors are not dense float32 (masks: boolean) of one shape.
+        ArenaError: the program is not valid, or its tensors are not dense, of one shape, and of one dtype of 16 or 32
+            bits (masks: boolean).
     """
     instructions, operands, output = checked_program(operation, context)
     if output.numel() == 0:
@@ -60,12 +65,14 @@ def checked_program(
         operands.append(_operand(operation, context, argument, output, mask=position in masks))
     values = {used for name, item in instructions for used in (item[1:] if name == "where" else item)}
     if (
-        output.dtype != torch.float32
+        output.dtype not in _FLOATS
         or not output.is_contiguous()
         or masks & values
         or max(masks, default=-1) >= len(operands)
     ):
-        raise ArenaError(f"operation {operation.name}: a pointwise program works on dense float32 and boolean masks")
+        raise ArenaError(
+            f"operation {operation.name}: a pointwise program works on dense tensors of one dtype and boolean masks"
+        )
     return instructions, operands, output
 
 
@@ -94,7 +101,8 @@ def _looped(
         if tensor is not None and tensor.data_ptr() == output.data_ptr()
     ]
     kinds = kinds_of([None if tensor is None else str(tensor.dtype).removeprefix("torch.") for tensor in tensors])
-    function = compiled(Signature(instructions, kinds, overwritten[0] if overwritten else None))
+    dtype = str(output.dtype).removeprefix("torch.")
+    function = compiled(Signature(instructions, kinds, overwritten[0] if overwritten else None, dtype))
     if function is None:
         return None
     words = torch.zeros(2 + len(operands), dtype=torch.int64)
@@ -128,25 +136,35 @@ def _chunked(
 ) -> list[Call]:
     """ATen's out-forms, instruction by instruction, on one chunk of elements after the other."""
     places, count = registers(instructions, len(operands))
-    scratch = context.views[operation.workspaces[0]] if count else None
+    scratch = context.views[operation.workspaces[0]] if operation.workspaces else None
     flat = [item.view(-1) if isinstance(item, torch.Tensor) else item for item in operands]
-    numbers = [scalar(item, output.dtype, context) if isinstance(item, float) else None for item in flat]
+    numbers = [scalar(item, torch.float32, context) if isinstance(item, float) else None for item in flat]
     result = output.view(-1)
     calls: list[Call] = []
     for start in range(0, output.numel(), POINTWISE_CHUNK):
         size = min(POINTWISE_CHUNK, output.numel() - start)
         values: list[torch.Tensor] = []
+        rows = iter(range(count, len(scratch) if scratch is not None else 0))
+
+        def wide(item: torch.Tensor, size: int = size, rows: Iterator[int] = rows) -> torch.Tensor:
+            """The item, or where it is 16 bits wide a row of scratch in its place."""
+            return item if item.itemsize != 2 or scratch is None else scratch[next(rows), :size]
+
         for item, number in zip(flat, numbers, strict=True):
             if number is not None:
                 values.append(number)
             elif isinstance(item, torch.Tensor):
-                values.append(item[start : start + size])
+                part = item[start : start + size]
+                values.append(wide(part))
+                if values[-1] is not part:
+                    calls.append(partial(values[-1].copy_, part))
         for (name, used), place in zip(instructions, places, strict=True):
-            target = result[start : start + size]
-            if place >= 0 and scratch is not None:
-                target = scratch[place, :size]
+            final = result[start : start + size]
+            target = scratch[place, :size] if place >= 0 and scratch is not None else wide(final)
             calls.append(_call(name, [values[position] for position in used], target, context))
             values.append(target)
+        if values[-1].dtype != output.dtype:
+            calls.append(partial(result[start : start + size].copy_, values[-1]))
     return calls
 
 

@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from planner.pointwise import Instruction
+from runtime.kernels.compiled import converts_half
 from runtime.team import THREAD, THREADS, available
 
+#: How numba sees each dtype: 16-bit numbers as their bits, as `half_bits` knows them.
+_STORED = {"float32": "float32", "float16": "int16", "bfloat16": "uint16"}
 #: Kinds of operands.
 TENSOR, MASK, NUMBER = "tensor", "mask", "number"
 _FORMS = {
@@ -35,16 +38,18 @@ _FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What one compiled loop serves: a program, kinds of operands, and the operand that the result is written onto."""
+    """What one compiled loop serves: a program, kinds and dtype of operands, and the one that is overwritten."""
 
     instructions: tuple[Instruction, ...]
     kinds: tuple[str, ...]
     overwrites: int | None
+    dtype: str = "float32"
 
 
 def source(signature: Signature) -> str:
     """The loop over a share of the elements; addresses of its arrays, and numbers, come as 64-bit words."""
     kinds = signature.kinds
+    stored = _STORED[signature.dtype]
     words = 2 + len(kinds)
     lines = [
         "def loop(arguments):",
@@ -61,10 +66,10 @@ def source(signature: Signature) -> str:
         if kind == NUMBER:
             lines.append(f"    n{position} = number(words[{2 + position}])")
         else:
-            lines.append(array(f"a{position}", 2 + position, "uint8" if kind == MASK else "float32"))
+            lines.append(array(f"a{position}", 2 + position, "uint8" if kind == MASK else stored))
     target = "out" if signature.overwrites is None else f"a{signature.overwrites}"
     if signature.overwrites is None:
-        lines.append(array("out", 1, "float32"))
+        lines.append(array("out", 1, stored))
     lines.append(f"    for i in range({target}.size):")
     names = []
     for position, kind in enumerate(kinds):
@@ -72,12 +77,19 @@ def source(signature: Signature) -> str:
             names.append(f"n{position}")
         else:
             names.append(f"x{position}")
-            lines.append(f"        x{position} = a{position}[i]" + (" != zero" if kind == MASK else ""))
+            if kind == MASK:
+                lines.append(f"        x{position} = a{position}[i] != zero")
+            else:
+                lines.append(
+                    f"        x{position} = " + (f"a{position}[i]" if stored == "float32" else f"wide(a{position}[i])")
+                )
     for name, operands in signature.instructions:
         value = f"v{len(names)}"
         lines.append(f"        {value} = " + _FORMS[name].format(*(names[operand] for operand in operands)))
         names.append(value)
-    lines.append(f"        {target}[i] = {names[-1]}")
+    lines.append(
+        f"        {target}[i] = " + (names[-1] if stored == "float32" else f"narrow({target}[i], {names[-1]})")
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -92,10 +104,10 @@ def compiled(signature: Signature) -> int | None:
         import numba
         import numpy as np
 
-        from runtime.kernels import vector_math
+        from runtime.kernels import half_bits, vector_math
     except ImportError:
         return None
-    if not available():
+    if not available() or (signature.dtype == "float16" and not converts_half()):
         return None
     whole = numba.types.int32()
     text = source(signature)
@@ -103,6 +115,10 @@ def compiled(signature: Signature) -> int | None:
         "__name__": __name__,  # numba looks the module up when it loads a kept loop
         "carray": vector_math.carray,
         "float32": np.float32,
+        "int16": np.int16,
+        "uint16": np.uint16,
+        "wide": half_bits.wide,
+        "narrow": half_bits.narrow,
         "uint8": np.uint8,
         "zero": np.uint8(0),
         "pointer": vector_math.pointer,

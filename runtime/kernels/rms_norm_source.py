@@ -13,7 +13,7 @@ from runtime.kernels.compiled import converts_half
 from runtime.kernels.pointwise_source import compiled_text
 from runtime.team import THREAD, THREADS, available, on_all_threads
 
-#: How numba sees each dtype: 16-bit numbers as their bits.
+#: How numba sees each dtype: 16-bit numbers as their bits, as `half_bits` knows them.
 _KINDS = {torch.float32: "float32", torch.float64: "float64", torch.float16: "int16", torch.bfloat16: "uint16"}
 #: Names and dimensions of the arrays each loop takes: rows, one row a part, lines, one number a row.
 _ARRAYS = {
@@ -94,9 +94,10 @@ def available_here(dtypes: tuple[torch.dtype | None, ...]) -> bool:
 
 def source(name: str, dtypes: tuple[torch.dtype | None, ...], numbered: bool) -> str:
     """A C function's text: it makes the arrays and calls the loop; names the loop's own text, to be kept anew."""
-    from runtime.kernels import rms_norm_loop
+    from runtime.kernels import half_bits, rms_norm_loop
 
-    version = hashlib.sha256(inspect.getsource(rms_norm_loop).encode()).hexdigest()
+    texts = inspect.getsource(rms_norm_loop) + inspect.getsource(half_bits)
+    version = hashlib.sha256(texts.encode()).hexdigest()
     lines = [
         f"# {version}",
         "def loop(arguments):",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from planner import plan, trace
 from planner.operators import POINTWISE, POINTWISE_CHUNK
 from planner.pointwise import ARITY, decode, registers
+from runtime import ArenaRuntime
 from runtime.errors import ArenaError
 from runtime.kernels import pointwise, pointwise_source
 from tests.kernels.harness import perform
@@ -183,3 +186,74 @@ def test_operands_that_do_not_fit_are_refused(operand: Any) -> None:
 def test_source_names_nothing_from_the_program() -> None:
     signature = pointwise_source.Signature(decode([(("tanh", 0),), 1.0]), (pointwise_source.TENSOR,), None)
     assert "tanh(x0)" in pointwise_source.source(signature)
+
+
+#: ``silu(a) · b`` of a, b and 1; its gradient for a, of a, b, the gradient, a mask and 1.
+GATED = (("neg", 0), ("exp", 3), ("add", 2, 4), ("div", 0, 5), ("mul", 6, 1))
+GATED_BACKWARD = (
+    ("mul", 2, 1), ("sigmoid", 0), ("sub", 4, 6), ("mul", 0, 7), ("add", 4, 8), ("mul", 5, 6), ("mul", 10, 9),
+    ("where", 3, 11, 4),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("program", [GATED, GATED_BACKWARD], ids=["forward", "backward"])
+@pytest.mark.parametrize("overwrite", [None, 1, 2])
+@pytest.mark.parametrize("loop", [True, False], ids=["loop", "chunks"])
+@pytest.mark.parametrize("size", [7, POINTWISE_CHUNK + 3])
+def test_sixteen_bits_are_rounded_once(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, program: Any, overwrite: int | None, loop: bool, size: int
+) -> None:
+    """Within half a unit in the last place of 16 bits, and what float32 adds; in place too; nothing allocated."""
+    monkeypatch.setattr(pointwise, "LEAST_NUMEL", 1 if loop else 1 << 30)
+    tensors: list[Any] = [draw((size,), seed).to(dtype) for seed in range(3)]
+    operands = [*tensors[:2], 1.0] if program is GATED else [*tensors, draw((size,), 3) > 0, 1.0]
+    reference = expected(program, operands)
+    outcome = perform(POINTWISE, [program, *operands], {}, [reference.to(dtype)], overwrite=overwrite)
+    half = torch.finfo(dtype).eps / 2
+    torch.testing.assert_close(outcome.results[0].double(), reference, rtol=1.01 * half, atol=1e-6)
+    assert outcome.allocated_nbytes == outcome.unplanned_nbytes == 0
+
+
+class Gelu(torch.nn.Module):
+    """The feed-forward of GPT-2, its activation written out as there."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(width)
+        self.up, self.down = (
+            torch.nn.Parameter(torch.randn(width, 2 * width, generator=generator) / width**0.5) for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        u = x @ self.up
+        gelu = 0.5 * u * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (u + 0.044715 * torch.pow(u, 3.0))))
+        return gelu @ self.down.t()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("width", [16, 96])
+def test_a_planned_feed_forward_is_no_further_from_float64_than_eager(dtype: torch.dtype, width: int) -> None:
+    module = Gelu(width).to(dtype)
+    x, incoming = draw((200, width), 1).to(dtype), draw((200, width), 2).to(dtype)
+
+    def results(of: torch.nn.Module, source: torch.Tensor, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
+        leaf = source.clone().requires_grad_()
+        named = dict(of.named_parameters()) | {"input.0": leaf}
+        output = of(leaf)
+        found = torch.autograd.grad(output, list(named.values()), gradient)
+        return {"output": output.detach(), **dict(zip(named, found, strict=True))}
+
+    eager = results(module, x, incoming)
+    exact = results(copy.deepcopy(module).double(), x.double(), incoming.double())
+    made = plan(trace(module, (x.clone().requires_grad_(),), mode="joint"), time_limit=1)
+    assert POINTWISE in {operation.operator for operation in made.graph.operations}
+    run = ArenaRuntime(made)
+    for _ in range(2):
+        output, found = run(x, incoming, poison=True)
+    for name, reference in exact.items():
+        ours, theirs = (
+            (item.double() - reference).norm() / reference.norm()
+            for item in ({"output": output, **found}[name], eager[name])
+        )
+        assert ours <= 1.25 * theirs + torch.finfo(dtype).eps / 2, name

@@ -65,3 +65,17 @@ def test_nan_and_the_ends_are_as_in_pytorch():
         pointwise.launch([(name, (0,))], [x], out)()
         torch.testing.assert_close(out, FORMULAS[name](x), equal_nan=True, rtol=1e-6, atol=1e-12)
     assert pointwise.launch([("neg", (0,))], [x[:0]], x[:0]) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_sixteen_bits_are_rounded_once(dtype):
+    """The gate of a feed-forward, ``silu(a) · b``, onto a."""
+    slots = Slots()
+    a, b = numbers(1, 1025).to(dtype), numbers(2, 1025).to(dtype)
+    program = [("neg", (0,)), ("exp", (3,)), ("add", (2, 4)), ("div", (0, 5)), ("mul", (6, 1))]
+    out = slots.place(a)
+    pointwise.launch(program, [out, slots.place(b), 1.0], out)()
+    expected = torch.nn.functional.silu(a.double()) * b.double()
+    half = torch.finfo(dtype).eps / 2
+    torch.testing.assert_close(out.double(), expected, rtol=1.01 * half, atol=1e-6)
+    slots.check()

@@ -1,7 +1,7 @@
 """``arenaplan.pointwise``: a whole program of operators on elements as one launch, compiled for that program.
 
 The program and the kinds of its operands are compile-time constants, so every program is a kernel of its own. Computed
-in float32. Each element is read before it is written, so the result may lie on any operand.
+in float32, rounded once. Each element is read before it is written, so the result may lie on any operand.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton.language as tl
 
 from planner.pointwise import ARITY, Instruction
 from runtime.kernels.triton.launch import Launch, Setting, ceil_div
-from runtime.kernels.triton.registry import Configuration, Kernel
+from runtime.kernels.triton.registry import FLOATS, Configuration, Kernel
 
 BLOCK = 1024
 #: Kinds of operands.
@@ -72,11 +72,12 @@ def pointwise_kernel(out, operands, numel, PROGRAM: tl.constexpr, KINDS: tl.cons
         elif KINDS[i] == _MASK:
             values = values + (tl.load(operands[i] + place, mask=inside, other=0),)  # type: ignore[assignment]
         else:
-            values = values + (tl.load(operands[i] + place, mask=inside, other=0.0),)  # type: ignore[assignment]
+            value = tl.load(operands[i] + place, mask=inside, other=0.0).to(tl.float32)
+            values = values + (value,)  # type: ignore[assignment]
     for i in tl.static_range(len(PROGRAM)):
         value = _instruction(PROGRAM[i][0], values[PROGRAM[i][1]], values[PROGRAM[i][2]], values[PROGRAM[i][3]])
         values = values + (value,)  # type: ignore[assignment]
-    tl.store(out + place, values[len(KINDS) + len(PROGRAM) - 1], mask=inside)
+    tl.store(out + place, values[len(KINDS) + len(PROGRAM) - 1].to(out.dtype.element_ty), mask=inside)
 
 
 def encode(instructions: Sequence[Instruction]) -> tuple[tuple[int, int, int, int], ...]:
@@ -96,7 +97,7 @@ def setting(instructions: Sequence[Instruction], kinds: Sequence[int]) -> Settin
 def launch(
     instructions: Sequence[Instruction], operands: Sequence[torch.Tensor | float], out: torch.Tensor
 ) -> Launch | None:
-    """Bind a checked program on dense float32 tensors and boolean masks of one shape; ``None`` without elements."""
+    """Bind a checked program on dense tensors of one shape and dtype, and boolean masks; ``None`` without elements."""
     if out.numel() == 0:
         return None
     kinds = [
@@ -107,7 +108,7 @@ def launch(
     return Launch(pointwise_kernel, (ceil_div(out.numel(), BLOCK),), arguments, setting(instructions, kinds))
 
 
-def _example() -> Configuration:
+def _example(dtype: str) -> Configuration:
     """A program with every instruction once, on five tensors, a mask and a number."""
     program: list[Instruction] = []
     given = 7
@@ -118,9 +119,9 @@ def _example() -> Configuration:
     program.append(("positive", (given + len(program) - 1, 6)))
     program.append(("where", (5, 6, given + len(program) - 1)))
     kinds = (TENSOR, TENSOR, TENSOR, TENSOR, TENSOR, MASK, NUMBER)
-    operands = ",".join({TENSOR: "*fp32", MASK: "*i1", NUMBER: "fp32"}[kind] for kind in kinds)
-    signature = {"out": "*fp32", "operands": operands, "numel": "i64"}
-    return Configuration("fp32 every instruction", signature, setting(program, kinds))
+    operands = ",".join({TENSOR: f"*{dtype}", MASK: "*i1", NUMBER: "fp32"}[kind] for kind in kinds)
+    signature = {"out": f"*{dtype}", "operands": operands, "numel": "i64"}
+    return Configuration(f"{dtype} every instruction", signature, setting(program, kinds))
 
 
-KERNELS = (Kernel("pointwise", pointwise_kernel, (_example(),)),)
+KERNELS = (Kernel("pointwise", pointwise_kernel, tuple(_example(dtype) for dtype in FLOATS)),)

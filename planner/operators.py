@@ -331,7 +331,8 @@ def workspaces(operation: Operation, tensors: Sequence[Tensor]) -> tuple[Scratch
         _, count = registers(decode(operation.arguments), len(operation.arguments) - 1)
         stored = [tensors[item.tensor] for item in operation.arguments[1:] if isinstance(item, TensorRef)]
         count += sum(item is not None and item.dtype in HALF for item in (*stored, *outputs))
-        return (Scratch((count, min(POINTWISE_CHUNK, operands[0].numel)), "float32"),) if count else ()
+        chunk = pointwise_chunk(operands[0].numel, outputs[0].dtype if outputs[0] is not None else "float32")
+        return (Scratch((count, chunk), "float32"),) if count else ()
     if name == DROPOUT:
         width = operands[0].shape[-1] if operands[0].shape else 1
         chunk = chunk_rows(operands[0].numel // width, width)
@@ -342,6 +343,11 @@ def workspaces(operation: Operation, tensors: Sequence[Tensor]) -> tuple[Scratch
     if name == "index_add" and operands[0].dtype in HALF:
         return (Scratch(operands[0].shape, "float32"), Scratch(operands[-1].shape, "float32"))
     return ()
+
+
+def pointwise_chunk(numel: int, dtype: str) -> int:
+    """Elements of a chunk of a pointwise program: in 16 bits fewer, as operands are copied to float32 besides."""
+    return min(POINTWISE_CHUNK // 4, max(numel // 16, 32), numel) if dtype in HALF else min(POINTWISE_CHUNK, numel)
 
 
 def accumulator(dtype: str) -> str:

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from planner.graph import Operation, TensorRef
-from planner.operators import POINTWISE_CHUNK
+from planner.operators import pointwise_chunk
 from planner.pointwise import Instruction, decode, registers
 from runtime.errors import ArenaError
 from runtime.kernels.aten import scalar
@@ -141,8 +141,9 @@ def _chunked(
     numbers = [scalar(item, torch.float32, context) if isinstance(item, float) else None for item in flat]
     result = output.view(-1)
     calls: list[Call] = []
-    for start in range(0, output.numel(), POINTWISE_CHUNK):
-        size = min(POINTWISE_CHUNK, output.numel() - start)
+    chunk = pointwise_chunk(output.numel(), str(output.dtype).removeprefix("torch."))
+    for start in range(0, output.numel(), chunk):
+        size = min(chunk, output.numel() - start)
         values: list[torch.Tensor] = []
         rows = iter(range(count, len(scratch) if scratch is not None else 0))
 

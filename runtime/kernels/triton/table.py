@@ -31,7 +31,7 @@ from runtime.kernels.dropout import checked_dropout
 from runtime.kernels.matmul import merged_batches, single_product
 from runtime.kernels.pointwise import checked_program
 from runtime.kernels.rms_norm import checked_rms_norm, checked_rms_norm_backward
-from runtime.kernels.triton import cross_entropy, dropout, embedding, matmul, norm, pointwise, softmax, update
+from runtime.kernels.triton import cross_entropy, dropout, embedding, matmul, norm, pointwise, softmax, sums, update
 from runtime.kernels.triton.launch import Launch
 
 TritonBinder = Callable[[Operation, Context], list[Call] | None]
@@ -174,6 +174,22 @@ def _index_add(table: torch.Tensor, index: torch.Tensor, source: torch.Tensor) -
     return _listed(embedding.launch(source, index, table))
 
 
+def bind_sum(operation: Operation, context: Context) -> list[Call] | None:
+    """``aten.sum`` over the first dimensions of a dense tensor, but not all: the gradient of a bias."""
+    (out,) = context.outputs(operation)
+    x = context.tensor(operation.arguments[0])
+    dims = context.value(operation.arguments[1]) if len(operation.arguments) > 1 else None
+    if not isinstance(dims, list) or operation.workspaces or not same_floats(x, out) or 0 in x.shape:
+        return None
+    taken = sorted(axis % max(x.dim(), 1) for axis in dims if isinstance(axis, int))
+    if taken != list(range(len(dims))) or not 0 < len(taken) < x.dim():
+        return None
+    width = prod(x.shape[len(taken) :])
+    if not x.is_contiguous() or not out.is_contiguous() or out.numel() != width:
+        return None
+    return [sums.launch_columns(x.view(-1, width), out.view(-1))]
+
+
 def bind_cross_entropy_backward(operation: Operation, context: Context) -> list[Call] | None:
     """``arenaplan.cross_entropy_backward`` from log-probabilities, which it may overwrite."""
     (out,) = context.outputs(operation)
@@ -266,6 +282,7 @@ ATEN_TABLE: Mapping[str, TritonBinder] = MappingProxyType(
         "index_add": bind_index_add,
         "native_layer_norm": bind_layer_norm,
         "native_layer_norm_backward": bind_layer_norm_backward,
+        "sum": bind_sum,
     }
 )
 

@@ -304,7 +304,17 @@ def _program(graph: Graph, views: list[torch.Tensor], *, triton: bool) -> list[C
             lanes.setdefault(operation.lane, []).extend(calls)
     if lanes:
         program.append(Section(list(lanes.values())))
-    return program
+    return _tuned(program, views) if triton else program
+
+
+def _tuned(program: list[Call | Section], views: list[torch.Tensor]) -> list[Call | Section]:
+    """The program with its launches timed on the device and set to the fastest, where that was asked for."""
+    from runtime.kernels.triton import tune
+
+    if not tune.enabled() or not views or views[0].device.type != "cuda":
+        return program
+    with torch.no_grad(), torch.cuda.device(views[0].device):
+        return tune.tune(program)
 
 
 def _fused(graph: Graph, views: list[torch.Tensor]) -> tuple[dict[int, Call], frozenset[int]]:

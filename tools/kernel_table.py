@@ -21,9 +21,15 @@ What the arena runs on a GPU. A kernel reads and writes views of the arena and n
 planned workspace. Sums are formed in float32, offsets are 64 bits wide, products and sums are never contracted
 (`enable_fp_fusion=False`), and no kernel uses atomics: the same inputs give the same bits.
 
-The kernels lie in `runtime/kernels/triton/`, one operator a file, each with its static table of settings; nothing is
-tuned on the device. `ArenaRuntime(plan, device="cuda")` binds every operation to its kernel once; an operation without
-one runs the out-form of ATen on its views.
+The kernels lie in `runtime/kernels/triton/`, one operator a file, each with its static table of settings.
+`ArenaRuntime(plan, device="cuda")` binds every operation to its kernel once; an operation without one runs the out-form
+of ATen on its views.
+
+With `ARENAPLAN_AUTOTUNE=1` in the environment, warps and pipeline stages are chosen when a plan is bound, by timing
+each kernel's neighbouring settings on the device; tiles and grids stay. Choices are kept in
+`~/.cache/arenaplan/triton-settings.json` (under `$XDG_CACHE_HOME` if set) by device, version of Triton, kernel,
+constants, dtypes and class of sizes. Off by default: another choice may add a row's elements in another order, and so
+give other last bits. It was tried with a stand-in for the clock only.
 
 Chains are found when a plan is bound: a scale, a mask and a softmax are one kernel, as are dropout's backward,
 softmax's and a scale. Products whose batch is two strided dimensions, as that of attention heads in a projection, are
@@ -36,10 +42,11 @@ from counters (Philox), the same on a CPU and a GPU.
 A root mean square norm and its backward are one operator each in a plan, found among the operators that models and
 `nn.RMSNorm` are traced to, and so one launch each and one more that adds the parts of the weight's gradient.
 
-Operators on elements that follow one another are one launch of a program, in 16 bits and in float32: `silu(a) · b`
-takes 42 to 44 registers on sm_80 and sm_90 that way, its kernel of its own 36 to 40, and neither spills. So no plan
-calls the kernels of SwiGLU; its backward in one launch, which two programs do otherwise, would save one reading of
-three tensors. Nor does a plan call these, which are launched by their own functions (`gelu.launch`, …):
+Operators on elements that follow one another are one launch of a program, in 16 bits and in float32. `silu(a) · b`,
+where nothing else reads `silu(a)`, takes 42 to 44 registers on sm_80 and sm_90 that way, its kernel of its own 36 to 40,
+and neither spills. So no plan calls the kernels of SwiGLU; its backward in one launch, which two programs do otherwise,
+would save one reading of three tensors. Nor does a plan call these, which are launched by their own functions
+(`gelu.launch`, …):
 
 * bias and GELU: the bias is part of the product in every plan, and GELU alone one call of ATen;
 * a product with GELU behind it: it would save one reading of the product against the vendor's library, whose product it

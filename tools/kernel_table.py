@@ -43,10 +43,10 @@ A root mean square norm and its backward are one operator each in a plan, found 
 `nn.RMSNorm` are traced to, and so one launch each and one more that adds the parts of the weight's gradient.
 
 Operators on elements that follow one another are one launch of a program, in 16 bits and in float32. `silu(a) · b`,
-where nothing else reads `silu(a)`, takes 42 to 44 registers on sm_80 and sm_90 that way, its kernel of its own 36 to 40,
-and neither spills. So no plan calls the kernels of SwiGLU; its backward in one launch, which two programs do otherwise,
-would save one reading of three tensors. Nor does a plan call these, which are launched by their own functions
-(`gelu.launch`, …):
+where nothing else reads `silu(a)`, takes 42 to 44 registers on sm_80 and sm_90 that way, its kernel of its own 36 to
+40, and neither spills. So no plan calls the kernels of SwiGLU; its backward in one launch, which two programs do
+otherwise, would save one reading of three tensors. Nor does a plan call these, which are launched by their own
+functions (`gelu.launch`, …):
 
 * bias and GELU: the bias is part of the product in every plan, and GELU alone one call of ATen;
 * a product with GELU behind it: it would save one reading of the product against the vendor's library, whose product it

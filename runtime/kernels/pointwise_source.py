@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from planner.loops import compiled_function
 from planner.pointwise import Instruction
 from runtime.kernels.compiled import converts_half
 from runtime.team import THREAD, THREADS, available
@@ -138,11 +139,7 @@ def compiled_text(text: str, namespace: dict[str, Any], folder: str) -> int:
     path = _kept(text, folder)
     exec(compile(text, str(path) if path else f"<arenaplan.{folder}>", "exec"), namespace)  # noqa: S102
     kinds: Any = numba.types
-    signed = kinds.void(kinds.CPointer(kinds.int64))
-    try:
-        made: Any = numba.cfunc(signed, cache=path is not None, error_model="numpy")(namespace["loop"])
-    except Exception:  # noqa: BLE001 - no folder numba may write to, a full disk, a kept loop that was cut short
-        made = numba.cfunc(signed, error_model="numpy")(namespace["loop"])
+    made = compiled_function(kinds.void(kinds.CPointer(kinds.int64)))(namespace["loop"])
     return int(made.address)
 
 

@@ -75,6 +75,7 @@ class _Compiled:
         key = (torch.is_grad_enabled(), *numbers.values(), *kinds, aliases(arguments))
         version = self._versions.get(key)
         if version is None:
+            _refuse_devices(arguments)
             module = with_numbers(self.module, numbers)
             with attention_as() if self.attention == "fused" else nullcontext():
                 if self.largest is not None:
@@ -86,6 +87,14 @@ class _Compiled:
                 self._versions.popitem(last=False)
         self._versions.move_to_end(key)
         return version(*arguments)
+
+
+def _refuse_devices(arguments: Sequence[Any]) -> None:
+    """The pool's arenas lie on the CPU."""
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor) and argument.device.type != "cpu":
+            cause = f"the compile backend runs on the CPU; use runtime.TrainingStep(device={argument.device.type!r})"
+            raise InputError(f"a tensor on {argument.device}", cause)
 
 
 def _largest_nbytes(module: GraphModule, largest: Shapes, arguments: Sequence[Any]) -> int:

@@ -215,7 +215,9 @@ def _forward(
             if "arenaplan::" not in str(error):
                 raise
             cause = "the fused attention has no kernel for these tensors"
-            raise TraceError("forward", cause, "import runtime.kernels, and pass tensors on the CPU") from error
+            raise TraceError(
+                "forward", cause, "import runtime.kernels, and pass tensors on the CPU or a CUDA device"
+            ) from error
         return captured.rebuild(list(outputs)), tuple(kept)
 
     return forward

@@ -16,6 +16,7 @@ from torch import nn
 from planner.errors import TraceError
 from runtime import compiler
 from runtime.compiler import backend
+from runtime.errors import InputError
 from runtime.measure import allocations
 from runtime.pool import Pool
 from tests.custom_functions import AddOne, ScalesIncoming
@@ -405,3 +406,9 @@ def test_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_tensors_of_another_device_are_refused() -> None:
+    compiled = torch.compile(nn.Linear(3, 3).to("meta"), backend="arenaplan")
+    with pytest.raises(InputError, match=r"runs on the CPU; use runtime.TrainingStep"):
+        compiled(torch.randn(2, 3, device="meta"))

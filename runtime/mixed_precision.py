@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812 - PyTorch's own convention
 import torch.utils._pytree as pytree
 from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils.hooks import RemovableHandle
 
 from runtime.errors import OptimizerError
 from runtime.optimizer.adam import FusedAdam, FusedAdamW
@@ -184,12 +185,14 @@ class Amp:
         optimizer: what `step` steps.
         scaler: the loss scale; disabled unless the precision is ``"fp16"``.
         precision: ``"fp16"``, ``"bf16"`` or ``"fp32"``.
+        hooks: what was registered on the model and its modules.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, scaler: LossScaler, precision: str) -> None:
         self.optimizer = optimizer
         self.scaler = scaler
         self.precision = precision
+        self.hooks: list[RemovableHandle] = []
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times the scale, for a backward of the caller's own."""
@@ -268,12 +271,27 @@ def initialize(
     if dtype is torch.float32:
         return Initialized(model, optimizer, Amp(optimizer, scaler, precision))
     fused = optimizer if isinstance(optimizer, FusedOptimizer) else fused_from(optimizer, master)
-    _convert(model, fused, dtype)
-    return Initialized(model, fused, Amp(fused, scaler, precision))
+    amp = Amp(fused, scaler, precision)
+    amp.hooks += _convert(model, fused, dtype)
+    return Initialized(model, fused, amp)
 
 
-def _convert(model: nn.Module, optimizer: FusedOptimizer, dtype: torch.dtype) -> None:
-    """16-bit parameters, and the hooks round the forward; what is done already stays as it is."""
+def undo(amp: Amp, values: Mapping[nn.Parameter, torch.Tensor]) -> None:
+    """Take a conversion back: parameters get the values they had, and the model loses its rules.
+
+    The fused optimizer lays its workspaces out anew at its next step.
+    """
+    for handle in amp.hooks:
+        handle.remove()
+    with torch.no_grad():
+        for parameter, value in values.items():
+            if parameter.dtype is not value.dtype:
+                parameter.grad = None
+                parameter.data = value
+
+
+def _convert(model: nn.Module, optimizer: FusedOptimizer, dtype: torch.dtype) -> list[RemovableHandle]:
+    """16-bit parameters, and the hooks round the forward, returned; what is done already stays as it is."""
     optimizer.convert(dtype)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -281,14 +299,17 @@ def _convert(model: nn.Module, optimizer: FusedOptimizer, dtype: torch.dtype) ->
                 parameter.grad = None
                 parameter.data = parameter.data.to(dtype)
     if any(isinstance(hook, _Enter) for hook in model._forward_pre_hooks.values()):
-        return
-    model.register_forward_pre_hook(_Enter(dtype), with_kwargs=True)
-    model.register_forward_hook(_Leave(dtype), always_call=True)
+        return []
+    hooks = [
+        model.register_forward_pre_hook(_Enter(dtype), with_kwargs=True),
+        model.register_forward_hook(_Leave(dtype), always_call=True),
+    ]
     again = _Again(dtype)
     for module in model.modules():
         if module is not model:
-            module.register_forward_pre_hook(again.enter)
-            module.register_forward_hook(again.leave, always_call=True)
+            hooks.append(module.register_forward_pre_hook(again.enter))
+            hooks.append(module.register_forward_hook(again.leave, always_call=True))
+    return hooks
 
 
 def fused_from(optimizer: torch.optim.Optimizer, master: str = "split") -> FusedOptimizer:

@@ -23,7 +23,7 @@ from runtime.errors import ArenaError, InputError
 from runtime.executor import ArenaRuntime, uses_triton
 from runtime.guards import aliases
 from runtime.loss_program import PREFIX, SCALE, LossProgram, positional
-from runtime.mixed_precision import Amp, initialize
+from runtime.mixed_precision import Amp, initialize, undo
 from runtime.optimizer.base import FusedOptimizer
 from runtime.optimizer.linking import extent_nbytes
 from runtime.optimizer.planned import PlannedUpdate, takes_triton
@@ -63,7 +63,7 @@ class TrainingStep:
     is the model after `train()` or `eval()` of any module, and after parameters were frozen or thawed.
 
     Raises:
-        TraceError: the step cannot be traced, before anything runs.
+        TraceError: the step cannot be traced, before anything runs; model and optimizer are in FP32 as before.
     """
 
     def __init__(
@@ -96,16 +96,25 @@ class TrainingStep:
         self._held: dict[str, torch.Tensor] = {}
         self._losses: list[torch.Tensor] = []
         self._parameters = dict(model.named_parameters())
+        stepped = [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
+        self._originals = {parameter: parameter.data for parameter in (*self._parameters.values(), *stepped)}
         self.amp = self._initialized(precision, scaler)
         scaled = self.amp is not None and self.amp.scaler.enabled
         self._program = LossProgram(model, loss_fn, scaled=scaled)
         self._modules = list(self._program.modules())
         self._trained = self._requires_grad()
-        self._update = self._planned_update()
+        self._update: PlannedUpdate | None = None
         self._stepped = True
         # The hook gets an attribute set by PyTorch, which a bound method cannot have.
         self._hook = model.register_state_dict_post_hook(partial(self._detach_state))  # type: ignore[no-untyped-call]
-        self._run(_as_inputs(example_batch))
+        try:
+            self._update = self._planned_update()
+            self._run(_as_inputs(example_batch))
+        except BaseException:
+            self._hook.remove()
+            if self.amp is not None:
+                undo(self.amp, self._originals)
+            raise
 
     @property
     def plan(self) -> Plan:
@@ -188,6 +197,7 @@ class TrainingStep:
         else:
             graph = with_own_gradients(graph, self._update.parameters)
             made = self._with_update(partial(plan, graph, progress=self._progress, alignment=_ALIGNMENT))
+        self._originals.clear()  # planned; from here on they would only take memory
         if self._arena is None or self._arena.nbytes < made.arena_nbytes:
             self._grow(made)
         return ArenaRuntime(made, device=self._device, arena=self._arena, **self._binding)

@@ -13,8 +13,9 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
 import runtime
+from planner.errors import TraceError
 from runtime import TrainingStep
-from runtime.errors import InputError
+from runtime.errors import InputError, OptimizerError
 from runtime.optimizer import FusedAdamW
 
 
@@ -159,6 +160,51 @@ def test_checkpointed_modules_run_again_by_the_same_rules(precision: str, how: s
     assert curves[0][0] == curves[1][0]
     assert all(torch.equal(one, other) for one, other in zip(curves[0][1], curves[1][1], strict=True))
     assert not _get_current_function_mode_stack()
+
+
+class Undecided(nn.Module):
+    """Its result depends on the values of a tensor, which no plan can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 2).requires_grad_(requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        out: torch.Tensor = self.second(h if float(h.detach().sum()) > 0 else -h)
+        return out
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+def test_a_step_that_cannot_be_planned_leaves_model_and_optimizer_as_they_were(precision: str, fused: bool) -> None:
+    ours, eager = Undecided(), Undecided()
+    kind = FusedAdamW if fused else torch.optim.AdamW
+    optimizer, theirs = kind(ours.parameters(), lr=0.1), torch.optim.AdamW(eager.parameters(), lr=0.1)
+    x = torch.linspace(-1, 1, 8).view(2, 4)
+    for number in range(3):
+        if number == 1:
+            with pytest.raises(TraceError):
+                TrainingStep(ours, square, x, optimizer=optimizer, precision=precision)
+        for one, other in zip(ours.parameters(), eager.parameters(), strict=True):
+            assert one.dtype is torch.float32
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+        for model, each in ((ours, optimizer), (eager, theirs)):
+            each.zero_grad()
+            square(model(x)).backward()
+            each.step()
+    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in ours.modules())
+    assert not ours._state_dict_hooks
+
+
+def test_an_optimizer_of_another_model_changes_nothing() -> None:
+    model, other = nn.Linear(4, 2), nn.Linear(4, 2)
+    with pytest.raises(OptimizerError, match="is no parameter of the model"):
+        TrainingStep(model, square, torch.ones(2, 4), optimizer=FusedAdamW(other.parameters()), precision="fp16")
+    assert model.weight.dtype is other.weight.dtype is torch.float32
+    assert not model._forward_pre_hooks
 
 
 def test_a_hook_that_fails_leaves_the_modes_as_they_were() -> None:

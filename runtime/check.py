@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from planner.plan import Placement, Plan, padded
 from planner.trace.fused import attention_as
 from runtime.attention_reference import reference_attention
 from runtime.executor import ArenaRuntime
-from runtime.measure import allocations
+from runtime.measure import allocations, now
 
 #: Largest relative error that passes, by dtype: rounding of one step of the pass, not of its algorithm.
 TOLERANCE = {
@@ -227,13 +226,14 @@ def _eager_step(
 ) -> tuple[dict[str, Any], list[torch.Tensor], list[torch.Tensor], float]:
     """Results by name, the inputs afterwards, the incoming gradients drawn, and seconds of the planned part."""
     copies = pytree.tree_map(lambda leaf: _redrawn(leaf, False), values)
+    device = next((leaf.device for leaf in _leaves(copies)), torch.device("cpu"))
     torch.manual_seed(seed)
-    started = time.perf_counter()
+    started = now(device)
     outputs = _call(module, copies)
     if loss is not None:
         outputs = loss(outputs)
     flat = pytree.tree_leaves(outputs)
-    forward_seconds = time.perf_counter() - started
+    forward_seconds = now(device) - started
     results = {f"output.{index}": item for index, item in enumerate(flat)} if graph.mode != "backward" else {}
     if graph.mode == "forward":
         return results, _leaves(copies), [], forward_seconds
@@ -242,11 +242,11 @@ def _eager_step(
     grad_outputs = [] if loss is not None else [torch.randn_like(item) for item in differentiable]
     torch.random.set_rng_state(state)
     targets = _targets(module, copies, graph)
-    started = time.perf_counter()
+    started = now(device)
     gradients = torch.autograd.grad(
         differentiable, list(targets.values()), grad_outputs if loss is None else None, allow_unused=True
     )
-    seconds = time.perf_counter() - started
+    seconds = now(device) - started
     results |= dict(zip(targets, gradients, strict=True))
     total = seconds if graph.mode == "backward" else seconds + forward_seconds
     return results, _leaves(copies), grad_outputs, total
@@ -281,9 +281,9 @@ def _planned_step(
     copies = pytree.tree_map(lambda leaf: _redrawn(leaf, False), values)
     arguments = _arguments(copies, graph, grad_outputs)
     run.arena.poison()
-    started = time.perf_counter()
+    started = now(run.arena.device)
     result = run(*arguments)
-    seconds = time.perf_counter() - started
+    seconds = now(run.arena.device) - started
     named: dict[str, Any] = {}
     if graph.mode == "backward":
         named = dict(result)

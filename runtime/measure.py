@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 #: Name of the profiler's event behind which events count.
@@ -29,6 +31,13 @@ class Allocations:
     nbytes: int
     peak_nbytes: int
     held_nbytes: int
+
+
+def now(device: torch.device | str) -> float:
+    """Seconds of the host's clock, all work on the device done."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def allocations(call: Callable[[], object], *, before: Callable[[], object] | None = None) -> Allocations:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +18,7 @@ from runtime.cli.errors import FAILED, one_line_errors, say
 from runtime.cli.options import Debug, Device, Json, Steps, require_device
 from runtime.cli.output import console, print_json
 from runtime.executor import ArenaRuntime
-from runtime.measure import allocations
+from runtime.measure import allocations, now
 
 
 def run_plan(
@@ -44,9 +43,9 @@ def run_plan(
         for step in range(steps):
             torch.manual_seed(seed + step)
             run.arena.poison()
-            started = time.perf_counter()
+            started = now(device)
             run(*inputs)
-            seconds.append(time.perf_counter() - started)
+            seconds.append(now(device) - started)
             if reference is not None:
                 torch.manual_seed(seed + step)
                 reference.arena.poison()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from runtime.measure import allocations
+from runtime.measure import allocations, now
 
 MIB = 1 << 20
 
@@ -35,3 +36,11 @@ def test_what_is_freed_of_before_counts_against_the_peak() -> None:
 def test_before_itself_is_not_counted() -> None:
     found = allocations(lambda: None, before=lambda: torch.empty(MIB))
     assert (found.calls, found.peak_nbytes, found.held_nbytes) == (0, 0, 0)
+
+
+def test_the_clock_waits_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[object] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    first, second = now("cpu"), now("cuda")
+    assert second >= first
+    assert waited == ["cuda"]

@@ -103,7 +103,14 @@ class Shown(_Noted, defaultdict[torch.Tensor, Any]):
             if len(kept) != len(shown) or len(entry) != len(shown):
                 new = {name: value for name, value in entry.items() if name not in kept}
                 found[parameter] = {**new, None: kept}
+        self.touched = bool(found)
         return found
 
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
+
+    def copy(self) -> Any:
+        """A plain dictionary."""
+        return dict(self)
+
+    __copy__ = copy

@@ -117,6 +117,24 @@ def test_states_that_are_reset_or_replaced_count(edit, states):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6 if states == "fp32" else 0.03)
 
 
+def test_states_that_are_read_copied_and_saved_change_nothing():
+    held = [*parameters(), nn.Parameter(torch.ones(3), requires_grad=False)]
+    optimizer = FusedAdamW(held, lr=0.1)
+    give(held[:2], 0)
+    optimizer.step()
+    shown = optimizer.state[held[0]]["exp_avg"]
+    assert optimizer.state[held[2]] == {}
+    assert type(copy.copy(optimizer.state)) is dict
+    file = io.BytesIO()
+    torch.save({"state": optimizer.state, "entry": optimizer.state[held[0]]}, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=True)["entry"]["exp_avg"], shown)
+    give(held[:2], 1)
+    optimizer.step()
+    assert optimizer.state[held[0]]["exp_avg"] is shown, "nothing was laid out anew"
+    assert not optimizer.state.touched
+
+
 def test_eight_bit_codes_are_no_states_of_another_parameter():
     held = parameters(shape=(300,))
     optimizer = FusedAdamW(held, states="8bit")

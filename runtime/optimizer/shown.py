@@ -6,7 +6,7 @@ place, or an entry taken out, as programs do that prune or grow a model, is take
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -51,6 +51,11 @@ class _Noted:
         return super().__ior__(other)  # type: ignore[misc]
 
 
+def _plain(held: dict[Any, Any]) -> Any:
+    """How pickle writes one of these: as an ordered dictionary, which `torch.load` reads with weights_only=True."""
+    return OrderedDict, (), None, None, iter(held.items())
+
+
 class _Entry(_Noted, dict[str, Any]):
     """One parameter's states; tells the dictionary that it is in."""
 
@@ -68,7 +73,7 @@ class _Entry(_Noted, dict[str, Any]):
         self._owner.touched = value
 
     def __reduce__(self) -> Any:
-        return dict, (dict(self),)
+        return _plain(self)
 
 
 class Shown(_Noted, defaultdict[torch.Tensor, Any]):
@@ -107,7 +112,7 @@ class Shown(_Noted, defaultdict[torch.Tensor, Any]):
         return found
 
     def __reduce__(self) -> Any:
-        return dict, (dict(self),)
+        return _plain(self)
 
     def copy(self) -> Any:
         """A plain dictionary."""

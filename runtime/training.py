@@ -53,9 +53,13 @@ class TrainingStep:
             called; any other optimizer's ``step()`` follows the plan.
         precision: ``"fp32"``, ``"fp16"`` or ``"bf16"``: as `runtime.initialize`, which converts model and optimizer.
         scaler: of the loss; by default a `LossScaler` for ``"fp16"``, and none otherwise.
-        device, strategy, budget, recompute: as `planner.plan`.
+        device: where the arena lies.
+        strategy: as `planner.plan`.
+        budget: as `planner.plan`, of plan and optimizer states together.
+        recompute: as `planner.plan`.
         attention: as `planner.trace`: ``"fused"`` holds no attention matrix where the model calls PyTorch's attention.
-        kernels, cuda_graph: as `ArenaRuntime`.
+        kernels: as `ArenaRuntime`.
+        cuda_graph: as `ArenaRuntime`.
         progress: called with a line of text while planning.
 
     After a step each parameter's ``grad`` is a view of the arena; as in PyTorch, a step adds to gradients that were

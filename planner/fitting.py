@@ -100,8 +100,10 @@ def within(fitting: Fitting, stages: Iterable[Callable[[], list[Variant]]], *, a
     return _cheapest(fitting, bases, reachable) or best
 
 
-def moderate(once: list[Variant], alignment: int, donate: bool) -> Iterator[Variant]:
+def moderate(once: list[Variant], alignment: int, donate: bool, spared: int = 0) -> Iterator[Variant]:
     """Of the programs near the least peak the one of least work, recomputed for no more than `MODERATE_WORK` more.
+
+    ``spared`` is work that operators of our own took out of the program: what it would be without them is the measure.
 
     The limits halve the interval between what is certainly too low and the lowest that could be kept.
     """
@@ -109,7 +111,7 @@ def moderate(once: list[Variant], alignment: int, donate: bool) -> Iterator[Vari
     near = [variant for variant in once if variant.lower_bound_nbytes <= (1 + MODERATE_WORK) * least]
     base = _Base(min(near, key=lambda variant: (variant.work, variant.rank)), alignment, donate)
     low, high = base.least_possible_nbytes, base.variant.lower_bound_nbytes
-    most = (1 + MODERATE_WORK) * base.variant.work
+    most = (1 + MODERATE_WORK) * (base.variant.work + spared)
     for _ in range(MODERATE_TRIES):
         if high - low < alignment:
             return

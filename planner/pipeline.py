@@ -23,6 +23,7 @@ from planner.problem import Colouring, Problem
 from planner.rewrite.batches import split_batches
 from planner.rewrite.canonical import canonical
 from planner.rewrite.casts import add_casts
+from planner.rewrite.costs import cost
 from planner.rewrite.cross_entropy import fuse_cross_entropy
 from planner.rewrite.dense import dense_operands
 from planner.rewrite.dropout import mask_dropout
@@ -105,7 +106,8 @@ def plan(
     if capacity is None:
         once = variants(strategy)
         repeated = recompute and graph.mode == "joint" and strategy in ("auto", "materialized") and once
-        best = smallest([*once, *moderate(once, alignment, donate)] if repeated else once, coloured)
+        again = moderate(once, alignment, donate, _spared(base)) if repeated else ()
+        best = smallest([*once, *again], coloured)
     else:
         fitting = Fitting(capacity, coloured, alignment, donate, say)
         stages = [partial(variants, stage) for stage in _STAGES.get(strategy, (strategy,))]
@@ -117,6 +119,13 @@ def plan(
         finished = replace(finished, strategy=label)
     verify(finished, graph)
     return replace(finished, plan_seconds=time.perf_counter() - started)
+
+
+def _spared(base: Graph) -> int:
+    """Work that normalisations as one operator do not do, in the unit of `planner.rewrite.costs`."""
+    fused = fuse_rms_norm(base)
+    before, after = (sum(cost(item, graph.tensors) for item in graph.operations) for graph in (base, fused))
+    return max(before - after, 0)
 
 
 def _coloured(

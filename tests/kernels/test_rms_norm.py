@@ -279,6 +279,16 @@ def test_nothing_but_x_and_a_number_a_row_waits_for_the_backward(monkeypatch: py
     assert fused.arena_nbytes < 0.75 * apart.arena_nbytes
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_step_of_several_layers_takes_less_memory(monkeypatch: pytest.MonkeyPatch, recompute: bool) -> None:
+    """With recomputation too: the work the operator spares may be spent on it."""
+    module = nn.Sequential(*(Block("llama", 64) for _ in range(4))).to("meta")
+    graph = trace(module, (torch.empty(512, 64, device="meta", requires_grad=True),), mode="joint")
+    fused = plan(graph, recompute=recompute, time_limit=1)
+    monkeypatch.setattr(planner.pipeline, "fuse_rms_norm", lambda base: base)
+    assert fused.arena_nbytes <= plan(graph, recompute=recompute, time_limit=1).arena_nbytes
+
+
 def test_a_plan_file_keeps_the_operator(tmp_path: Path) -> None:
     module, x, incoming = Block("module", 24), draw(9, 24).float(), draw(9, 24, seed=1).float()
     made = plan(trace(module, (x.detach().requires_grad_(),), mode="joint"))

@@ -39,7 +39,8 @@ def traced(
         subject: what was traced.
         plan: of the program in mode ``"joint"`` (training) or ``"forward"`` (inference).
         eager: from `planner.trace.eager.eager_memory`, in the same mode.
-        optimizer, update: as `training`; without meaning for inference.
+        optimizer: as `training`; without meaning for inference.
+        update: as `training`; without meaning for inference.
 
     Returns:
         An estimate whose total is the plan's own arena, what it lists as allocated outside, and the optimizer's state.

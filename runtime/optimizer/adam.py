@@ -20,10 +20,12 @@ def refuse_forms(**options: bool) -> None:
 class FusedAdamW(FusedOptimizer):
     """AdamW (Loshchilov and Hutter 2019) in one pass over memory; arguments and results are `torch.optim.AdamW`'s.
 
+    ``lr``, ``betas``, ``eps``, ``weight_decay`` and ``maximize`` are those of torch.optim.AdamW; a group may set its own.
+    ``foreach`` and ``fused`` are accepted, as there is one form of the update; ``amsgrad``, ``capturable`` and
+    ``differentiable`` are refused.
+
     Args:
         params: as for torch.optim: parameters, named parameters, or groups.
-        lr, betas, eps, weight_decay, maximize: as for torch.optim.AdamW; a group may set its own.
-        foreach, fused: accepted, as there is one form of the update; amsgrad, capturable, differentiable: refused.
         master: ``"split"``, ``"fp32"``, ``"stochastic"`` or ``"none"``: `Precision`.
         states: ``"fp32"`` or ``"8bit"``.
         max_grad_norm: scale gradients down whose common norm is larger.

@@ -20,7 +20,7 @@ def refuse_forms(**options: bool) -> None:
 class FusedAdamW(FusedOptimizer):
     """AdamW (Loshchilov and Hutter 2019) in one pass over memory; arguments and results are `torch.optim.AdamW`'s.
 
-    ``lr``, ``betas``, ``eps``, ``weight_decay`` and ``maximize`` are those of torch.optim.AdamW; a group may set its own.
+    ``lr``, ``betas``, ``eps``, ``weight_decay`` and ``maximize`` are as for torch.optim.AdamW; a group may set its own.
     ``foreach`` and ``fused`` are accepted, as there is one form of the update; ``amsgrad``, ``capturable`` and
     ``differentiable`` are refused.
 

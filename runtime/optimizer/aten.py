@@ -90,11 +90,11 @@ def _update(workspace: Workspace, piece: Piece, rule: int, setting: Any, step: f
     w = _load(workspace.master, piece.parameter, kept, compute)
     moments = [_Moment(workspace, name, signed, first, last) for name, signed in workspace.moments]
     if rule == codes.ADAM:
-        _adam(g, w, moments[0].value, moments[1].value, setting, step)
+        _adam(g, w, moments[0], moments[1], setting, step)
     else:
-        _sgd(g, w, moments[0].value if moments and setting[codes.MOMENTUM] else None, setting, step)
+        _sgd(g, w, moments[0] if moments and setting[codes.MOMENTUM] else None, setting, step)
     if workspace.states == codes.BYTES and moments:
-        random = random_bits(mix_number(key + 1), first, last - first, w.device)
+        random = block_bits(mix_number(key + 1), first, last - first, w.device)
         for moment in moments:
             if rule == codes.ADAM or setting[codes.MOMENTUM]:
                 moment.store(random)
@@ -104,34 +104,47 @@ def _update(workspace: Workspace, piece: Piece, rule: int, setting: Any, step: f
 
 
 class _Moment:
-    """A chunk of a moment: the memory itself in FP32, a decoded copy in 8-bit."""
+    """A chunk of a moment: in FP32 the memory itself, in 8-bit decoded, encoded by `store`."""
 
     def __init__(self, workspace: Workspace, name: str, signed: bool, first: int, last: int) -> None:
         self.signed = signed
         self.flat = workspace.blocks[name][first:last]
         scales = workspace.blocks.get(f"{name}_scales")
         self.scales = None if scales is None else scales[first // codes.TILE : -(-last // codes.TILE)]
-        self.value = self.flat if self.scales is None else convert.decode(self.flat, self.scales, signed)
+        self.value = self.flat
+
+    def shrink(self, keep: float) -> torch.Tensor:
+        """The value times ``keep``, in place or decoded."""
+        if self.scales is None:
+            return self.value.mul_(keep)
+        self.value = convert.decode(self.flat, self.scales * keep, self.signed)
+        return self.value
+
+    def approach(self, goal: torch.Tensor, keep: float, take: float) -> torch.Tensor:
+        """The value moved towards ``goal`` by ``take`` of the distance, which is 1 − ``keep``."""
+        if self.scales is None:
+            self.value += (goal - self.value) * take
+            return self.value
+        return self.shrink(keep).add_(goal * take)
 
     def store(self, random: torch.Tensor) -> None:
-        """Encode the value, rounding at random: the first moment by the upper bits, the second by the lower."""
+        """Encode the value, rounding at random."""
         if self.scales is None:
             return
-        part = (random >> 16 if self.signed else random & 0xFFFF).float() * 2.0**-16
-        code, scales = convert.encode(self.value, self.signed, part)
+        code, scales = convert.encode(self.value, self.signed, random)
         self.flat.copy_(code)
         self.scales.copy_(scales)
 
 
-def _adam(g: torch.Tensor, w: torch.Tensor, m: torch.Tensor, v: torch.Tensor, setting: Any, step: float) -> None:
+def _adam(g: torch.Tensor, w: torch.Tensor, first: _Moment, second: _Moment, setting: Any, step: float) -> None:
     kind = np.float64 if w.dtype is torch.float64 else np.float32
     lr, beta1, beta2, decay = (float(setting[i]) for i in (codes.LR, codes.BETA1, codes.BETA2, codes.WEIGHT_DECAY))
     decoupled = setting[codes.DECOUPLED] != 0
     size, root = float(kind(lr / (1 - beta1**step))), float(kind(1 / math.sqrt(1 - beta2**step)))
     if not decoupled:
         g += w * float(kind(decay))
-    m += (g - m) * float(kind(1 - beta1))
-    v.mul_(float(kind(beta2))).add_(g * g * float(kind(1 - beta2)))
+    m = first.approach(g, float(kind(beta1)), float(kind(1 - beta1)))
+    v = second.shrink(float(kind(beta2))).add_(g * g * float(kind(1 - beta2)))
     moved = m / (convert.root(v) * root + float(kind(setting[codes.EPS])))
     moved *= size
     if decoupled:
@@ -139,13 +152,13 @@ def _adam(g: torch.Tensor, w: torch.Tensor, m: torch.Tensor, v: torch.Tensor, se
     w -= moved
 
 
-def _sgd(g: torch.Tensor, w: torch.Tensor, m: torch.Tensor | None, setting: Any, step: float) -> None:
+def _sgd(g: torch.Tensor, w: torch.Tensor, moment: _Moment | None, setting: Any, step: float) -> None:
     kind = np.float64 if w.dtype is torch.float64 else np.float32
     lr, momentum = float(kind(setting[codes.LR])), float(kind(setting[codes.MOMENTUM]))
     g = g + w * float(kind(setting[codes.WEIGHT_DECAY]))
-    if m is not None:
+    if moment is not None:
         keep = momentum if step > 1 else 0.0
-        m.mul_(keep).add_(g * (float(kind(1 - setting[codes.DAMPENING])) if step > 1 else 1.0))
+        m = moment.shrink(keep).add_(g * (float(kind(1 - setting[codes.DAMPENING])) if step > 1 else 1.0))
         g = g + m * momentum if setting[codes.NESTEROV] else m
     w -= g * lr
 
@@ -203,12 +216,20 @@ def stream_key(seed: int, step: int, high: int) -> int:
     return mix_number(mix_number(mix_number(seed + 0x9E3779B9) ^ (step & _MASK)) ^ (high & _MASK))
 
 
-def random_bits(key: int, first: int, count: int, device: torch.device) -> torch.Tensor:
-    """32 random bits, as int64, for each of so many elements."""
-    x = (torch.arange(count, device=device) + (first & _MASK)) & _MASK
+def random_bits(key: int, first: int, count: int, device: torch.device, every: int = 1) -> torch.Tensor:
+    """32 random bits, as int64, for each of so many elements; ``every`` so many."""
+    x = (torch.arange(count, device=device) * every + (first & _MASK)) & _MASK
     x ^= key
     x ^= x >> 16
     x = x * 0x7FEB352D & _MASK
     x ^= x >> 15
     x = x * 0x846CA68B & _MASK
     return x ^ x >> 16
+
+
+def block_bits(key: int, first: int, count: int, device: torch.device) -> torch.Tensor:
+    """32 random bits, as int64, for each of so many elements, from blocks that each start anew: `byte_kernel`'s."""
+    x = random_bits(key, first, -(-count // codes.TILE), device, codes.TILE)
+    x = x[:, None] + torch.arange(codes.TILE, device=device) * codes.RANDOM_STEP & _MASK
+    x ^= x >> 15
+    return (x * codes.RANDOM_FACTOR & _MASK).view(-1)[:count]

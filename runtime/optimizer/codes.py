@@ -21,8 +21,13 @@ LONG_TILE = 1024
 #: Elements of a row of the table: what one thread, or one program of a GPU, is handed at a time.
 CPU_CHUNK = 2**16
 
-#: Levels of the 8-bit codes: ``x = scale · (code / LEVELS)⁴``, signed for the first moment.
-SIGNED_LEVELS, UNSIGNED_LEVELS = 127, 255
+#: 8-bit codes: code c stands for ``scale · (F(|c| + 4) − F(4))`` with its sign. F(p) of a place p from 4 to the top
+#: is 1 at the top, ½ at ⅞ of it, ¼ at ¾, ⅛ at ⅝, 1/16 at a half, and so on: from 2^k to 2^(k − 1) it halves four times,
+#: and it is linear in between. At powers of two that is (p / top)⁴, and F's FP32 bits are four times those of p, but for
+#: a constant.
+SIGNED_TOP, UNSIGNED_TOP, ZERO_PLACE = 128, 256, 4
+#: Random bits of a block's elements: steps of this from a hash of the block, then an xor-shift and this factor.
+RANDOM_STEP, RANDOM_FACTOR = 0x7FEB352D, 0x846CA68B
 #: Blocks whose largest magnitude is below this are kept as zero: its reciprocal would overflow.
 TINY = 1e-37
 

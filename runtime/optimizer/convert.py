@@ -6,6 +6,9 @@ import torch
 
 from runtime.optimizer import codes
 
+#: Random bits that are half-way: the nearer code is taken.
+NEAREST = 0x80008000
+
 _UP, _DOWN = 2.0**codes.GRID_EXPONENT, 2.0**-codes.GRID_EXPONENT
 
 
@@ -40,39 +43,47 @@ def joined(parameter: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
     return ((_top_bits(parameter) << 16) + remainder.to(torch.int32)).view(torch.float32)
 
 
-def encode(x: torch.Tensor, signed: bool, part: torch.Tensor | float = 0.5) -> tuple[torch.Tensor, torch.Tensor]:
+def encode(x: torch.Tensor, signed: bool, random: torch.Tensor | int = NEAREST) -> tuple[torch.Tensor, torch.Tensor]:
     """8-bit codes of a flat FP32 tensor and the FP32 scale of each block of 256.
 
-    ``part`` in 0…1 decides between the code below and the one above: uniform random numbers make the mean right, 0.5
-    takes the nearer one, so that decoded values get the codes they had.
+    32 random bits, as int64, decide between the codes on either side so that the mean is right, for signed codes the
+    upper ones, for others the lower; `NEAREST` takes the nearer code, so that decoded values get the codes they had.
     """
-    levels = codes.SIGNED_LEVELS if signed else codes.UNSIGNED_LEVELS
-    scales = block_scales(x)
-    reciprocal = torch.where(scales != 0, 1 / scales, 0.0)
-    size = x.abs() * _spread(reciprocal, x.numel())
-    known = torch.where(size.isnan(), 0.0, size)
-    below = (root(root(known)) * float(levels)).to(torch.int32).clamp_(max=levels - 1)
-    low, high = _fourth_power(below, levels), _fourth_power(below + 1, levels)
-    code = below + ((known - low) > part * (high - low)).to(torch.int32)
-    if not signed:
-        some = (x > 0) & (_spread(scales, x.numel()) != 0)
-        return torch.maximum(code, some.to(torch.int32)).to(torch.uint8), scales
-    return torch.where(x < 0, -code, code).to(torch.int8), scales
+    scales, per = block_scales(x, signed)
+    spread = _spread(per, x.numel())
+    bits = (x.abs() * spread + _zero(signed)).view(torch.int32)
+    place = (((bits >> 2) & 0x3FFFFFFF) + _wrapped(_bits(_top(signed)) - _bits(1) // 4)).view(torch.float32)
+    if signed:
+        carry = (torch.as_tensor(random >> 18) | _bits(768)).to(torch.int32).view(torch.float32)
+        number = torch.copysign(place - codes.ZERO_PLACE, x) + carry
+        return (number.view(torch.int32) >> 14).to(torch.int8), scales
+    carry = (torch.as_tensor(random & 0xFFFE) | _bits(256 - codes.ZERO_PLACE)).to(torch.int32).view(torch.float32)
+    number = place + carry
+    some = (x > 0) & (spread != 0)
+    return (torch.where(some, number.clamp(min=257), number).view(torch.int32) >> 15).to(torch.uint8), scales
 
 
 def decode(code: torch.Tensor, scales: torch.Tensor, signed: bool) -> torch.Tensor:
     """The flat FP32 tensor of 8-bit codes."""
-    levels = codes.SIGNED_LEVELS if signed else codes.UNSIGNED_LEVELS
-    t = code.float() * _per_level(levels)
-    return ((t * t.abs()) * (t * t)) * _spread(scales, code.numel())
+    whole = code.to(torch.int32)
+    place = (whole.abs() + codes.ZERO_PLACE).float()
+    bits = (place.view(torch.int32) << 2) + _wrapped(_bits(1) - 4 * _bits(_top(signed)))
+    value = (bits.view(torch.float32) - _zero(signed)) * _spread(scales, code.numel())
+    return torch.where(whole < 0, -value, value)
 
 
-def block_scales(x: torch.Tensor) -> torch.Tensor:
-    """The largest magnitude of each block of 256, NaN if any is NaN, 0 where it is too small to divide by."""
+def block_scales(x: torch.Tensor, signed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scale of each block of 256, and what its elements are multiplied by.
+
+    Of the largest magnitude (NaN if any is NaN) the scale is what makes the top code stand for it, to an FP32 rounding
+    that encoding and decoding again do not repeat. Both are 0 where it is too small to divide by.
+    """
     blocks = -(-x.numel() // codes.TILE)
     padded = torch.nn.functional.pad(x.abs(), (0, blocks * codes.TILE - x.numel())).view(blocks, codes.TILE)
-    scales = padded.amax(1)
-    return torch.where(scales < codes.TINY, 0.0, scales)
+    largest = padded.amax(1)
+    whole = 1.0 - _zero(signed)
+    small = largest < codes.TINY
+    return torch.where(small, 0.0, largest / whole), torch.where(small, 0.0, whole / largest)
 
 
 def root(x: torch.Tensor) -> torch.Tensor:
@@ -80,15 +91,23 @@ def root(x: torch.Tensor) -> torch.Tensor:
     return x.sqrt() if x.dtype is torch.float64 else x.double().sqrt_().float()
 
 
-def _per_level(levels: int) -> float:
-    """1/levels as FP32 has it."""
-    return float(torch.tensor(1 / levels, dtype=torch.float32))
+def _top(signed: bool) -> int:
+    return codes.SIGNED_TOP if signed else codes.UNSIGNED_TOP
 
 
-def _fourth_power(code: torch.Tensor, levels: int) -> torch.Tensor:
-    t = code.float() * _per_level(levels)
-    t = t * t
-    return t * t
+def _zero(signed: bool) -> float:
+    """F at the place of zero, exact in FP32."""
+    return float((codes.ZERO_PLACE / _top(signed)) ** 4)
+
+
+def _bits(value: int) -> int:
+    """The FP32 bits of a number."""
+    return int(torch.tensor(float(value), dtype=torch.float32).view(torch.int32))
+
+
+def _wrapped(bits: int) -> int:
+    """The int32 that is ``bits`` modulo 2³²."""
+    return (bits + 2**31) % 2**32 - 2**31
 
 
 def _spread(scales: torch.Tensor, length: int) -> torch.Tensor:

@@ -19,9 +19,7 @@ from runtime.optimizer.bits import (
     half_to_float,
     inline_element,
     pointer_f32,
-    pointer_i8,
     pointer_i16,
-    pointer_u8,
     pointer_u16,
     rint,
 )
@@ -31,21 +29,15 @@ from runtime.optimizer.codes import (
     GRID_EXPONENT,
     MASTER,
     NONE,
-    SIGNED_LEVELS,
     SPLIT,
     STOCHASTIC,
-    TINY,
     UNIT_EXPONENT,
-    UNSIGNED_LEVELS,
 )
 
-_ONE, _ZERO = np.float32(1), np.float32(0)
+_ZERO = np.float32(0)
 _UP, _DOWN = np.float32(2.0**GRID_EXPONENT), np.float32(2.0**-GRID_EXPONENT)
 _SMALLEST_NORMAL, _SUBNORMAL_UP, _SUBNORMAL_DOWN = np.float32(2.0**-14), np.float32(2.0**24), np.float32(2.0**-24)
 _TO_UNIT = np.float32(2.0**-24)
-_SIGNED, _UNSIGNED = np.float32(SIGNED_LEVELS), np.float32(UNSIGNED_LEVELS)
-_PER_SIGNED, _PER_UNSIGNED = np.float32(1 / SIGNED_LEVELS), np.float32(1 / UNSIGNED_LEVELS)
-_TINY = np.float32(TINY)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _HIGH = np.int32(-(2**31))
 
@@ -215,74 +207,3 @@ def random_bfloat(value: Any, random: Any) -> Any:
     finite = (bits & np.int32(0x7F800000)) != np.int32(0x7F800000)
     moved = np.int32(bits + np.int32(random & np.uint32(0xFFFF))) >> np.int32(16)
     return np.uint16(moved if finite else bfloat_bits(bits))
-
-
-@compile_loop
-def load_signed(codes: Any, scales: Any, block: Any, n: Any, out: Any) -> None:
-    """``out = scale · (code / 127)⁴ · sign(code)``."""
-    c = carray(pointer_i8(codes), (n,))
-    scale = carray(pointer_f32(scales), (block + 1,))[block]
-    for i in range(n):
-        t = np.float32(c[i]) * _PER_SIGNED
-        out[i] = ((t * abs(t)) * (t * t)) * scale
-
-
-@compile_loop
-def load_unsigned(codes: Any, scales: Any, block: Any, n: Any, out: Any) -> None:
-    """``out = scale · (code / 255)⁴``."""
-    c = carray(pointer_u8(codes), (n,))
-    scale = carray(pointer_f32(scales), (block + 1,))[block]
-    for i in range(n):
-        t = np.float32(c[i]) * _PER_UNSIGNED
-        out[i] = ((t * t) * (t * t)) * scale
-
-
-@compile_loop
-def block_scale(x: Any, n: Any) -> Any:
-    """The largest magnitude, NaN if any is NaN; 0 where it is too small to divide by."""
-    worst = np.int32(0)
-    for i in range(n):
-        worst = max(worst, np.int32(float_bits(x[i]) & _MAGNITUDE))
-    scale = bits_float(worst)
-    return _ZERO if scale < _TINY else scale
-
-
-@compile_loop
-def nearest_code(size: Any, part: Any, levels: Any, per_level: Any) -> Any:
-    """The code below ``size`` in 0…1 or the one above it, so that the mean of the decoded value is ``size``."""
-    size = size if size == size else _ZERO
-    code = min(np.int32(np.sqrt(np.sqrt(size)) * levels), np.int32(levels) - np.int32(1))
-    below = np.float32(code) * per_level
-    below = (below * below) * (below * below)
-    above = np.float32(code + np.int32(1)) * per_level
-    above = (above * above) * (above * above)
-    return np.int32(code + np.int32((size - below) > part * (above - below)))
-
-
-@compile_loop
-def store_signed(codes: Any, scales: Any, block: Any, n: Any, x: Any, key: Any, first: Any) -> None:
-    """Encode a tile of the first moment with the upper half of each element's random bits."""
-    c = carray(pointer_i8(codes), (n,))
-    scale = block_scale(x, n)
-    per = _ONE / scale if scale != _ZERO else _ZERO
-    carray(pointer_f32(scales), (block + 1,))[block] = scale
-    for i in range(n):
-        random = mix(np.uint32(np.uint32(first + np.uint32(i)) ^ key))
-        part = np.float32(np.int32(random >> np.uint32(16))) * np.float32(2.0**-16)
-        code = nearest_code(abs(x[i]) * per, part, _SIGNED, _PER_SIGNED)
-        c[i] = np.int8(-code if x[i] < _ZERO else code)
-
-
-@compile_loop
-def store_unsigned(codes: Any, scales: Any, block: Any, n: Any, x: Any, key: Any, first: Any) -> None:
-    """Encode a tile of the second moment with the lower half of the bits; what is not zero never becomes zero."""
-    c = carray(pointer_u8(codes), (n,))
-    scale = block_scale(x, n)
-    per = _ONE / scale if scale != _ZERO else _ZERO
-    nothing = _ZERO if scale != _ZERO else np.float32(np.inf)
-    carray(pointer_f32(scales), (block + 1,))[block] = scale
-    for i in range(n):
-        random = mix(np.uint32(np.uint32(first + np.uint32(i)) ^ key))
-        part = np.float32(np.int32(random & np.uint32(0xFFFF))) * np.float32(2.0**-16)
-        code = nearest_code(x[i] * per, part, _UNSIGNED, _PER_UNSIGNED)
-        c[i] = np.uint8(max(code, np.int32(x[i] > nothing)))

@@ -25,6 +25,7 @@ from runtime.optimizer.bits import (
     pointer_f64,
     pointer_i64,
 )
+from runtime.optimizer.byte_kernel import adam_blocks, encode_blocks, load_signed, store_signed
 from runtime.optimizer.codes import (
     BETA1,
     BETA2,
@@ -56,12 +57,8 @@ from runtime.optimizer.tile_kernel import (
     full_precision,
     gradient_value,
     kept_elements,
-    load_signed,
-    load_unsigned,
     mix,
     store_parameter,
-    store_signed,
-    store_unsigned,
     stream_key,
 )
 
@@ -109,16 +106,9 @@ def own_rows(given: Any) -> Any:
 
 
 @compile_loop
-def adam_tile(g: Any, w: Any, m: Any, v: Any, n: Any, c: Any) -> None:
-    """Adam on a tile whose parts are all in FP32 buffers."""
-    for i in range(n):
-        w[i], m[i], v[i] = adam(w[i], g[i], m[i], v[i], c)
-
-
-@compile_loop
-def momentum_tile(g: Any, w: Any, m: Any, n: Any, c: Any) -> None:
+def momentum_tile(g: Any, w: Any, m: Any, n: Any, c: Any, keep: Any) -> None:
     """SGD with momentum, Nesterov's where ``ahead`` is the momentum and not 0 (Sutskever et al. 2013)."""
-    lr, coupled, keep, take, ahead, plain = c[0], c[1], c[2], c[3], c[4], c[5]
+    lr, coupled, take, ahead, plain = c[0], c[1], c[3], c[4], c[5]
     for i in range(n):
         gradient = g[i] + coupled * w[i]
         buffer = m[i] * keep + gradient * take
@@ -168,8 +158,8 @@ def sgd_constants(setting: Any, step: Any, c: Any) -> None:
 def update_adam(kind: int, master: int) -> int:
     """Adam over a share of the table's rows: the address of a C function, for one kind of parameters and of masters.
 
-    It takes the words of `words`. With FP32 moments a tile is read and its
-    moments written in one loop, with 8-bit ones it is decoded into buffers first.
+    It takes the words of `words`. With FP32 moments a tile is read and its moments written in one loop. With 8-bit ones
+    that is three (`byte_kernel`): codes can only be formed when the largest moment of a block is known.
     """
     size = 4 if kind == FLOAT32 else 2
     kept_size = 4 if master == MASTER else 2
@@ -187,18 +177,18 @@ def update_adam(kind: int, master: int) -> int:
         )
         first_moment, second_moment = given[words.FIRST], given[words.SECOND]
         first_scales, second_scales = given[words.FIRST_SCALES], given[words.SECOND_SCALES]
-        tile = TILE if moments == BYTES else LONG_TILE
-        g = np.empty(TILE, np.float32)
+        g = np.empty(LONG_TILE, np.float32)
         w = np.empty(LONG_TILE, np.float32)
-        m = np.empty(TILE, np.float32)
-        v = np.empty(TILE, np.float32)
+        m = np.empty(LONG_TILE, np.float32)
+        v = np.empty(LONG_TILE, np.float32)
+        largest = np.empty(2 * (LONG_TILE // TILE), np.float32)
         for row in range(begin, end):
             setting = settings[table[row, GROUP]]
             step = steps[table[row, STEP]] + 1.0
             c = adam_constants(setting, step)
             factor = np.float32(scale * setting[SIGN])
-            for start in range(0, table[row, LENGTH], tile):
-                n = min(tile, table[row, LENGTH] - start)
+            for start in range(0, table[row, LENGTH], LONG_TILE):
+                n = min(LONG_TILE, table[row, LENGTH] - start)
                 element = table[row, STATE] + start
                 low, high = element & 0xFFFFFFFF, element >> 32
                 key = stream_key(seed, np.int64(step), high)
@@ -206,15 +196,16 @@ def update_adam(kind: int, master: int) -> int:
                 p, gradients = elements(kind, parameter, n), elements(kind, table[row, GRADIENT] + size * start, n)
                 k = kept_elements(master, extra, p, n)
                 if moments == BYTES:
+                    blocks = (n + TILE - 1) // TILE  # states take up whole blocks, and the last is worked on whole
                     for i in range(n):
-                        g[i] = gradient_value(kind, gradients[i]) * factor
                         w[i] = full_precision(kind, master, p[i], k[i])
-                    load_signed(first_moment + element, first_scales, element // TILE, n, m)
-                    load_unsigned(second_moment + element, second_scales, element // TILE, n, v)
-                    adam_tile(g, w, m, v, n, c)
+                        g[i] = gradient_value(kind, gradients[i]) * factor + c[1] * w[i]
+                    w[n : blocks * TILE] = g[n : blocks * TILE] = np.float32(0)
+                    codes = (first_moment + element, second_moment + element)
+                    scales = (first_scales + 4 * (element // TILE), second_scales + 4 * (element // TILE))
+                    adam_blocks(g, w, codes, scales, m, v, blocks, c, np.float32(setting[BETA1]), largest)
                     other = mix(np.uint32(key + np.uint32(1)))
-                    store_signed(first_moment + element, first_scales, element // TILE, n, m, other, np.uint32(low))
-                    store_unsigned(second_moment + element, second_scales, element // TILE, n, v, other, np.uint32(low))
+                    encode_blocks(codes, scales, m, v, blocks, largest, other, low)
                 else:
                     first = carray(pointer_f32(first_moment + 4 * element), (n,))
                     second = carray(pointer_f32(second_moment + 4 * element), (n,))
@@ -270,13 +261,13 @@ def update_sgd(kind: int, master: int) -> int:
                 if setting[MOMENTUM] == 0.0 or first_moment == 0:
                     plain_tile(g, w, n, c)
                 elif moments == BYTES:
-                    load_signed(first_moment + element, first_scales, element // TILE, n, m)
-                    momentum_tile(g, w, m, n, c)
-                    other = mix(np.uint32(key + np.uint32(1)))
-                    store_signed(first_moment + element, first_scales, element // TILE, n, m, other, np.uint32(low))
+                    at = first_scales + 4 * (element // TILE)
+                    load_signed(first_moment + element, at, c[2], n, m)
+                    momentum_tile(g, w, m, n, c, np.float32(1))
+                    store_signed(first_moment + element, at, n, m, mix(np.uint32(key + np.uint32(1))), low)
                 else:
                     in_place = carray(pointer_f32(first_moment + 4 * element), (n,))
-                    momentum_tile(g, w, in_place, n, c)
+                    momentum_tile(g, w, in_place, n, c, c[2])
                 store_parameter(kind, master, parameter, extra, n, w, key, np.uint32(low))
 
     return compile_function(update)

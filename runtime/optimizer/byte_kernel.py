@@ -1,0 +1,278 @@
+"""8-bit moments, compiled by numba: Adam over a few blocks of 256 at a time, and the codes themselves (`codes`).
+
+Codes are read and written with integer operations on the bits of FP32 numbers; no root, no division but one for each
+block. Each loop is short enough for the registers of a core; what passes from one to the next lies in its first cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from runtime.optimizer.bits import (
+    bits_float,
+    carray,
+    compile_loop,
+    float_bits,
+    pointer_f32,
+    pointer_i8,
+    pointer_u8,
+)
+from runtime.optimizer.codes import (
+    BETA1,
+    BETA2,
+    DECOUPLED,
+    EPS,
+    FLOAT32,
+    GRADIENT,
+    GROUP,
+    LENGTH,
+    LR,
+    MASTER,
+    PARAMETER,
+    RANDOM_FACTOR,
+    RANDOM_STEP,
+    SIGN,
+    SIGNED_TOP,
+    STATE,
+    STEP,
+    TILE,
+    TINY,
+    UNSIGNED_TOP,
+    WEIGHT_DECAY,
+    ZERO_PLACE,
+)
+from runtime.optimizer.tile_kernel import load_gradient, load_parameter, mix, store_parameter, stream_key
+
+#: Blocks between two loops: enough that starting a loop costs little, few enough for the first cache.
+STAGE_BLOCKS = 4
+
+_ONE, _ZERO = np.float32(1), np.float32(0)
+_MAGNITUDE, _HIGH = np.int32(0x7FFFFFFF), np.int32(-(2**31))
+_TINY = np.float32(TINY)
+
+
+def _bits(value: float) -> int:
+    return int(np.float32(value).view(np.int32))
+
+
+def _wrapped(bits: int) -> Any:
+    """The int32 that is ``bits`` modulo 2³²."""
+    return np.int32((bits + 2**31) % 2**32 - 2**31)
+
+
+_PLACE, _PLACE_FLOAT = np.int32(ZERO_PLACE), np.float32(ZERO_PLACE)
+_SIGNED_ZERO, _UNSIGNED_ZERO = np.float32((ZERO_PLACE / SIGNED_TOP) ** 4), np.float32((ZERO_PLACE / UNSIGNED_TOP) ** 4)
+#: What the code at the top stands for, as a share of the scale.
+_SIGNED_WHOLE, _UNSIGNED_WHOLE = _ONE - _SIGNED_ZERO, _ONE - _UNSIGNED_ZERO
+# Between the bits of a place and those of its value lies a factor of four, and one of these numbers.
+_SIGNED_VALUE, _UNSIGNED_VALUE = (_wrapped(_bits(1) - 4 * _bits(top)) for top in (SIGNED_TOP, UNSIGNED_TOP))
+_TO_SIGNED, _TO_UNSIGNED = (_wrapped(_bits(top) - _bits(1) // 4) for top in (SIGNED_TOP, UNSIGNED_TOP))
+# To a number in [512, 1024) belong 14 bits below the point, to one in [256, 512) 15: the random ones, and the carry
+# into the integer above is the random rounding. The integer's low byte is the code.
+_SIGNED_CARRY, _UNSIGNED_CARRY = np.uint32(_bits(768)), np.uint32(_bits(256 - ZERO_PLACE))
+_SIGNED_SHIFT, _UNSIGNED_SHIFT = np.int32(14), np.int32(15)
+_SMALLEST = np.float32(257)
+
+
+@compile_loop
+def decode_signed(code: Any, factor: Any) -> Any:
+    """``factor · (F(|code| + 4) − F(4))`` with the code's sign; the factor is not negative."""
+    place = np.float32(np.int32(abs(code) + _PLACE))
+    size = bits_float(np.int32(np.int32(float_bits(place) << np.int32(2)) + _SIGNED_VALUE)) - _SIGNED_ZERO
+    return bits_float(np.int32(float_bits(size * factor) | (code & _HIGH)))
+
+
+@compile_loop
+def decode_unsigned(code: Any, factor: Any) -> Any:
+    """``factor · (F(code + 4) − F(4))``."""
+    place = np.float32(np.int32(code + _PLACE))
+    size = bits_float(np.int32(np.int32(float_bits(place) << np.int32(2)) + _UNSIGNED_VALUE)) - _UNSIGNED_ZERO
+    return size * factor
+
+
+@compile_loop
+def encode_signed(x: Any, per: Any, random: Any) -> Any:
+    """The code on one or the other side of ``x · per``, by the upper half of 32 random bits."""
+    size = np.int32(float_bits(abs(x) * per + _SIGNED_ZERO) >> np.int32(2))
+    place = bits_float(np.int32(size + _TO_SIGNED)) - _PLACE_FLOAT
+    place = bits_float(np.int32(float_bits(place) | (float_bits(x) & _HIGH)))
+    carry = bits_float(np.int32((random >> np.uint32(32 - 14)) | _SIGNED_CARRY))
+    return np.int8(float_bits(place + carry) >> _SIGNED_SHIFT)
+
+
+@compile_loop
+def encode_unsigned(x: Any, per: Any, random: Any, nothing: Any) -> Any:
+    """The code on one or the other side of ``x · per``, by the lower half of 32 random bits; of more than 0 not 0.
+
+    ``nothing``: zero, or infinity where the block is all zero.
+    """
+    size = np.int32(np.uint32(float_bits(x * per + _UNSIGNED_ZERO)) >> np.uint32(2))
+    place = bits_float(np.int32(size + _TO_UNSIGNED))
+    number = place + bits_float(np.int32((random & np.uint32(0xFFFE)) | _UNSIGNED_CARRY))
+    number = max(number, _SMALLEST) if x > nothing else number
+    return np.uint8(float_bits(number) >> _UNSIGNED_SHIFT)
+
+
+@compile_loop
+def scaled(largest: Any, whole: Any) -> Any:
+    """A block's scale and what its elements are multiplied by, from its largest magnitude; 0 and 0 for a tiny one."""
+    if largest < _TINY:
+        return _ZERO, _ZERO
+    return largest / whole, whole / largest
+
+
+@compile_loop
+def random_start(key: Any, element: Any) -> Any:
+    """Random bits of a block that begins with this element; those of its elements follow by `random_bits`."""
+    return mix(np.uint32(np.uint32(element) ^ np.uint32(key)))
+
+
+@compile_loop
+def random_bits(at: Any) -> Any:
+    """32 bits of one element of a block; ``at`` grows by RANDOM_STEP from one to the next."""
+    return np.uint32((at ^ (at >> np.uint32(15))) * np.uint32(RANDOM_FACTOR))
+
+
+@compile_loop
+def byte_constants(setting: Any, step: Any, c: Any) -> None:
+    """FP32 constants of a chunk, computed in float64 from its group and its step, counted from 1."""
+    lr, beta1, beta2, decay = setting[LR], setting[BETA1], setting[BETA2], setting[WEIGHT_DECAY]
+    decoupled = setting[DECOUPLED] != 0.0
+    c[0] = lr * decay if decoupled else 0.0
+    c[1] = 0.0 if decoupled else decay
+    c[2] = beta1
+    c[3] = 1.0 - beta1
+    c[4] = beta2
+    c[5] = 1.0 - beta2
+    c[6] = lr / (1.0 - beta1**step)
+    c[7] = 1.0 / np.sqrt(1.0 - beta2**step)
+    c[8] = setting[EPS]
+
+
+@compile_loop
+def adam_blocks(g: Any, w: Any, codes: Any, scales: Any, m: Any, v: Any, blocks: Any, c: Any, largest: Any) -> None:
+    """Adam of whole blocks; new moments into ``m`` and ``v``, the largest magnitudes of both into ``largest``.
+
+    Formulas as in `update_kernel.adam_tile`, but that ``m · β₁ + g · (1 − β₁)`` is not rearranged.
+    """
+    shrink, keep1, take1, keep2, take2, size, root, eps = c[0], c[2], c[3], c[4], c[5], c[6], c[7], c[8]
+    first_scales, second_scales = carray(pointer_f32(scales[0]), (blocks,)), carray(pointer_f32(scales[1]), (blocks,))
+    for block in range(blocks):
+        at = block * TILE
+        first_codes = carray(pointer_i8(codes[0] + at), (TILE,))
+        second_codes = carray(pointer_u8(codes[1] + at), (TILE,))
+        factor1, factor2 = first_scales[block] * keep1, second_scales[block] * keep2
+        worst1, worst2 = np.int32(0), np.uint32(0)
+        for i in range(TILE):
+            x = w[at + i]
+            gradient = g[at + i]
+            first = decode_signed(np.int32(first_codes[i]), factor1) + gradient * take1
+            second = decode_unsigned(np.int32(second_codes[i]), factor2) + (gradient * gradient) * take2
+            m[at + i] = first
+            v[at + i] = second
+            worst1 = max(worst1, np.int32(float_bits(first) & _MAGNITUDE))
+            worst2 = max(worst2, np.uint32(float_bits(second)))  # never negative; a NaN's sign may be
+            w[at + i] = x - (size * (first / (np.sqrt(second) * root + eps)) + shrink * x)
+        largest[2 * block] = bits_float(worst1)
+        largest[2 * block + 1] = bits_float(np.int32(worst2 & np.uint32(0x7FFFFFFF)))
+
+
+@compile_loop
+def encode_blocks(
+    codes: Any, scales: Any, m: Any, v: Any, blocks: Any, largest: Any, key: Any, first_element: Any
+) -> None:
+    """Both moments of whole blocks to codes, and their scales."""
+    first_scales, second_scales = carray(pointer_f32(scales[0]), (blocks,)), carray(pointer_f32(scales[1]), (blocks,))
+    for block in range(blocks):
+        at = block * TILE
+        first_codes = carray(pointer_i8(codes[0] + at), (TILE,))
+        second_codes = carray(pointer_u8(codes[1] + at), (TILE,))
+        first_scales[block], per1 = scaled(largest[2 * block], _SIGNED_WHOLE)
+        second_scales[block], per2 = scaled(largest[2 * block + 1], _UNSIGNED_WHOLE)
+        nothing = _ZERO if per2 != _ZERO else np.float32(np.inf)
+        place = random_start(key, first_element + at)
+        for i in range(TILE):
+            random = random_bits(place)
+            place = np.uint32(place + np.uint32(RANDOM_STEP))
+            first_codes[i] = encode_signed(m[at + i], per1, random)
+            second_codes[i] = encode_unsigned(v[at + i], per2, random, nothing)
+
+
+@compile_loop
+def update_adam_bytes(
+    kind: Any,
+    master: Any,
+    table: Any,
+    settings: Any,
+    steps: Any,
+    scale: Any,
+    seed: Any,
+    kept: Any,
+    codes: Any,
+    scales: Any,
+    begin: Any,
+    end: Any,
+) -> None:
+    """`update_kernel.update_adam` with 8-bit moments; ``codes`` and ``scales`` are the addresses of both moments'.
+
+    Moments take up whole blocks, so a row's last block is worked on whole.
+    """
+    size = 4 if kind == FLOAT32 else 2
+    kept_size = 4 if master == MASTER else 2
+    stage = STAGE_BLOCKS * TILE
+    g = np.empty(stage, np.float32)
+    w = np.empty(stage, np.float32)
+    m = np.empty(stage, np.float32)
+    v = np.empty(stage, np.float32)
+    largest = np.empty(2 * STAGE_BLOCKS, np.float32)
+    c = np.empty(9, np.float32)
+    for row in range(begin, end):
+        setting = settings[table[row, GROUP]]
+        step = steps[table[row, STEP]] + 1.0
+        byte_constants(setting, step, c)
+        factor = np.float32(scale * setting[SIGN])
+        for start in range(0, table[row, LENGTH], stage):
+            n = min(stage, table[row, LENGTH] - start)
+            blocks = (n + TILE - 1) // TILE
+            element = table[row, STATE] + start
+            parameter = table[row, PARAMETER] + size * start
+            load_gradient(kind, table[row, GRADIENT] + size * start, n, factor, g)
+            load_parameter(kind, master, parameter, kept + kept_size * element, n, w)
+            g[n : blocks * TILE] = _ZERO
+            w[n : blocks * TILE] = _ZERO
+            if c[1] != _ZERO:
+                for i in range(n):
+                    g[i] += c[1] * w[i]
+            low, high = element & 0xFFFFFFFF, element >> 32
+            key = stream_key(seed, np.int64(step), high)
+            block = element // TILE
+            where = (codes[0] + element, codes[1] + element)
+            scales_at = (scales[0] + 4 * block, scales[1] + 4 * block)
+            adam_blocks(g, w, where, scales_at, m, v, blocks, c, largest)
+            store_parameter(kind, master, parameter, kept + kept_size * element, n, w, key, np.uint32(low))
+            encode_blocks(where, scales_at, m, v, blocks, largest, mix(np.uint32(key + np.uint32(1))), low)
+
+
+@compile_loop
+def load_signed(codes: Any, scale: Any, keep: Any, n: Any, out: Any) -> None:
+    """``out`` = a block's first moment times ``keep``; addresses of its codes and of its scale."""
+    c = carray(pointer_i8(codes), (n,))
+    factor = carray(pointer_f32(scale), (1,))[0] * keep
+    for i in range(n):
+        out[i] = decode_signed(np.int32(c[i]), factor)
+
+
+@compile_loop
+def store_signed(codes: Any, scale: Any, n: Any, x: Any, key: Any, first_element: Any) -> None:
+    """Encode a block of the first moment."""
+    c = carray(pointer_i8(codes), (n,))
+    worst = np.int32(0)
+    for i in range(n):
+        worst = max(worst, np.int32(float_bits(x[i]) & _MAGNITUDE))
+    carray(pointer_f32(scale), (1,))[0], per = scaled(bits_float(worst), _SIGNED_WHOLE)
+    place = random_start(key, first_element)
+    for i in range(n):
+        c[i] = encode_signed(x[i], per, random_bits(place))
+        place = np.uint32(place + np.uint32(RANDOM_STEP))

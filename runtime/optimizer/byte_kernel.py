@@ -34,14 +34,15 @@ from runtime.optimizer.codes import (
     RANDOM_FACTOR,
     RANDOM_STEP,
     SIGN,
-    SIGNED_TOP,
+    SIGNED,
     STATE,
     STEP,
     TILE,
     TINY,
-    UNSIGNED_TOP,
+    UNSIGNED,
     WEIGHT_DECAY,
     ZERO_PLACE,
+    float32_bits,
 )
 from runtime.optimizer.tile_kernel import load_gradient, load_parameter, mix, store_parameter, stream_key
 
@@ -53,26 +54,15 @@ _MAGNITUDE, _HIGH = np.int32(0x7FFFFFFF), np.int32(-(2**31))
 _TINY = np.float32(TINY)
 
 
-def _bits(value: float) -> int:
-    return int(np.float32(value).view(np.int32))
-
-
-def _wrapped(bits: int) -> Any:
-    """The int32 that is ``bits`` modulo 2³²."""
-    return np.int32((bits + 2**31) % 2**32 - 2**31)
-
-
 _PLACE, _PLACE_FLOAT = np.int32(ZERO_PLACE), np.float32(ZERO_PLACE)
-_SIGNED_ZERO, _UNSIGNED_ZERO = np.float32((ZERO_PLACE / SIGNED_TOP) ** 4), np.float32((ZERO_PLACE / UNSIGNED_TOP) ** 4)
+_SIGNED_ZERO, _UNSIGNED_ZERO = np.float32(SIGNED.zero), np.float32(UNSIGNED.zero)
 #: What the code at the top stands for, as a share of the scale.
 _SIGNED_WHOLE, _UNSIGNED_WHOLE = _ONE - _SIGNED_ZERO, _ONE - _UNSIGNED_ZERO
-# Between the bits of a place and those of its value lies a factor of four, and one of these numbers.
-_SIGNED_VALUE, _UNSIGNED_VALUE = (_wrapped(_bits(1) - 4 * _bits(top)) for top in (SIGNED_TOP, UNSIGNED_TOP))
-_TO_SIGNED, _TO_UNSIGNED = (_wrapped(_bits(top) - _bits(1) // 4) for top in (SIGNED_TOP, UNSIGNED_TOP))
-# To a number in [512, 1024) belong 14 bits below the point, to one in [256, 512) 15: the random ones, and the carry
-# into the integer above is the random rounding. The integer's low byte is the code.
-_SIGNED_CARRY, _UNSIGNED_CARRY = np.uint32(_bits(768)), np.uint32(_bits(256 - ZERO_PLACE))
-_SIGNED_SHIFT, _UNSIGNED_SHIFT = np.int32(14), np.int32(15)
+_SIGNED_VALUE, _UNSIGNED_VALUE = np.int32(SIGNED.to_value), np.int32(UNSIGNED.to_value)
+_TO_SIGNED, _TO_UNSIGNED = np.int32(SIGNED.to_place), np.int32(UNSIGNED.to_place)
+_SIGNED_BASE, _UNSIGNED_BASE = (np.uint32(float32_bits(form.base)) for form in (SIGNED, UNSIGNED))
+_SIGNED_SHIFT, _UNSIGNED_SHIFT = np.int32(SIGNED.fraction), np.int32(UNSIGNED.fraction)
+#: The sum that ends in code 1.
 _SMALLEST = np.float32(257)
 
 
@@ -98,8 +88,8 @@ def encode_signed(x: Any, per: Any, random: Any) -> Any:
     size = np.int32(float_bits(abs(x) * per + _SIGNED_ZERO) >> np.int32(2))
     place = bits_float(np.int32(size + _TO_SIGNED)) - _PLACE_FLOAT
     place = bits_float(np.int32(float_bits(place) | (float_bits(x) & _HIGH)))
-    carry = bits_float(np.int32((random >> np.uint32(32 - 14)) | _SIGNED_CARRY))
-    return np.int8(float_bits(place + carry) >> _SIGNED_SHIFT)
+    addend = bits_float(np.int32((random >> np.uint32(18)) | _SIGNED_BASE))
+    return np.int8(float_bits(place + addend) >> _SIGNED_SHIFT)
 
 
 @compile_loop
@@ -110,9 +100,9 @@ def encode_unsigned(x: Any, per: Any, random: Any, nothing: Any) -> Any:
     """
     size = np.int32(np.uint32(float_bits(x * per + _UNSIGNED_ZERO)) >> np.uint32(2))
     place = bits_float(np.int32(size + _TO_UNSIGNED))
-    number = place + bits_float(np.int32((random & np.uint32(0xFFFE)) | _UNSIGNED_CARRY))
-    number = max(number, _SMALLEST) if x > nothing else number
-    return np.uint8(float_bits(number) >> _UNSIGNED_SHIFT)
+    total = place + bits_float(np.int32((random & np.uint32(0xFFFE)) | _UNSIGNED_BASE))
+    total = max(total, _SMALLEST) if x > nothing else total
+    return np.uint8(float_bits(total) >> _UNSIGNED_SHIFT)
 
 
 @compile_loop

@@ -49,26 +49,27 @@ def encode(x: torch.Tensor, signed: bool, random: torch.Tensor | int = NEAREST) 
     32 random bits, as int64, decide between the codes on either side so that the mean is right, for signed codes the
     upper ones, for others the lower; `NEAREST` takes the nearer code, so that decoded values get the codes they had.
     """
+    form = codes.SIGNED if signed else codes.UNSIGNED
     scales, per = block_scales(x, signed)
     spread = _spread(per, x.numel())
-    bits = (x.abs() * spread + _zero(signed)).view(torch.int32)
-    place = (((bits >> 2) & 0x3FFFFFFF) + _wrapped(_bits(_top(signed)) - _bits(1) // 4)).view(torch.float32)
+    bits = (x.abs() * spread + form.zero).view(torch.int32)
+    place = (((bits >> 2) & 0x3FFFFFFF) + form.to_place).view(torch.float32)
     if signed:
-        carry = (torch.as_tensor(random >> 18) | _bits(768)).to(torch.int32).view(torch.float32)
-        number = torch.copysign(place - codes.ZERO_PLACE, x) + carry
-        return (number.view(torch.int32) >> 14).to(torch.int8), scales
-    carry = (torch.as_tensor(random & 0xFFFE) | _bits(256 - codes.ZERO_PLACE)).to(torch.int32).view(torch.float32)
-    number = place + carry
-    some = (x > 0) & (spread != 0)
-    return (torch.where(some, number.clamp(min=257), number).view(torch.int32) >> 15).to(torch.uint8), scales
+        place = torch.copysign(place - codes.ZERO_PLACE, x)
+    some = torch.as_tensor(random >> 18 if signed else random & 0xFFFE)
+    total = place + (some | codes.float32_bits(form.base)).to(torch.int32).view(torch.float32)
+    if not signed:
+        total = torch.where((x > 0) & (spread != 0), total.clamp(min=257), total)
+    return (total.view(torch.int32) >> form.fraction).to(torch.int8 if signed else torch.uint8), scales
 
 
 def decode(code: torch.Tensor, scales: torch.Tensor, signed: bool) -> torch.Tensor:
     """The flat FP32 tensor of 8-bit codes."""
+    form = codes.SIGNED if signed else codes.UNSIGNED
     whole = code.to(torch.int32)
     place = (whole.abs() + codes.ZERO_PLACE).float()
-    bits = (place.view(torch.int32) << 2) + _wrapped(_bits(1) - 4 * _bits(_top(signed)))
-    value = (bits.view(torch.float32) - _zero(signed)) * _spread(scales, code.numel())
+    bits = (place.view(torch.int32) << 2) + form.to_value
+    value = (bits.view(torch.float32) - form.zero) * _spread(scales, code.numel())
     return torch.where(whole < 0, -value, value)
 
 
@@ -81,7 +82,7 @@ def block_scales(x: torch.Tensor, signed: bool) -> tuple[torch.Tensor, torch.Ten
     blocks = -(-x.numel() // codes.TILE)
     padded = torch.nn.functional.pad(x.abs(), (0, blocks * codes.TILE - x.numel())).view(blocks, codes.TILE)
     largest = padded.amax(1)
-    whole = 1.0 - _zero(signed)
+    whole = 1.0 - (codes.SIGNED if signed else codes.UNSIGNED).zero
     small = largest < codes.TINY
     return torch.where(small, 0.0, largest / whole), torch.where(small, 0.0, whole / largest)
 
@@ -89,25 +90,6 @@ def block_scales(x: torch.Tensor, signed: bool) -> tuple[torch.Tensor, torch.Ten
 def root(x: torch.Tensor) -> torch.Tensor:
     """√x rounded to nearest, which ATen's own FP32 root is not on every processor."""
     return x.sqrt() if x.dtype is torch.float64 else x.double().sqrt_().float()
-
-
-def _top(signed: bool) -> int:
-    return codes.SIGNED_TOP if signed else codes.UNSIGNED_TOP
-
-
-def _zero(signed: bool) -> float:
-    """F at the place of zero, exact in FP32."""
-    return float((codes.ZERO_PLACE / _top(signed)) ** 4)
-
-
-def _bits(value: int) -> int:
-    """The FP32 bits of a number."""
-    return int(torch.tensor(float(value), dtype=torch.float32).view(torch.int32))
-
-
-def _wrapped(bits: int) -> int:
-    """The int32 that is ``bits`` modulo 2³²."""
-    return (bits + 2**31) % 2**32 - 2**31
 
 
 def _spread(scales: torch.Tensor, length: int) -> torch.Tensor:

@@ -27,8 +27,14 @@ _UNIT = tl.constexpr(codes.UNIT_EXPONENT)
 _TINY = tl.constexpr(codes.TINY)
 _LEAST = tl.constexpr(2.0**-1022)
 _WHOLE = tl.constexpr(2.0**23)
-_PER_SIGNED, _PER_UNSIGNED = tl.constexpr(1 / codes.SIGNED_LEVELS), tl.constexpr(1 / codes.UNSIGNED_LEVELS)
-_SIGNED, _UNSIGNED = tl.constexpr(codes.SIGNED_LEVELS), tl.constexpr(codes.UNSIGNED_LEVELS)
+_SIGNED_ZERO, _UNSIGNED_ZERO = tl.constexpr(codes.SIGNED.zero), tl.constexpr(codes.UNSIGNED.zero)
+_SIGNED_VALUE, _UNSIGNED_VALUE = tl.constexpr(codes.SIGNED.to_value), tl.constexpr(codes.UNSIGNED.to_value)
+_TO_SIGNED, _TO_UNSIGNED = tl.constexpr(codes.SIGNED.to_place), tl.constexpr(codes.UNSIGNED.to_place)
+_SIGNED_BASE = tl.constexpr(codes.float32_bits(codes.SIGNED.base))
+_UNSIGNED_BASE = tl.constexpr(codes.float32_bits(codes.UNSIGNED.base))
+_SIGNED_SHIFT, _UNSIGNED_SHIFT = tl.constexpr(codes.SIGNED.fraction), tl.constexpr(codes.UNSIGNED.fraction)
+_PLACE = tl.constexpr(codes.ZERO_PLACE)
+_RANDOM_STEP, _RANDOM_FACTOR = tl.constexpr(codes.RANDOM_STEP), tl.constexpr(codes.RANDOM_FACTOR)
 _MAGNITUDE, _INFINITY = tl.constexpr(0x7FFFFFFF), tl.constexpr(0x7F800000)
 
 
@@ -137,29 +143,32 @@ def random_bfloat(w, random):
 
 
 @triton.jit
-def decode(code, scale, PER_LEVEL: tl.constexpr):
-    """``scale · (code / levels)⁴`` with the code's sign."""
-    t = code.to(tl.float32) * PER_LEVEL
-    return ((t * tl.abs(t)) * (t * t)) * scale
+def decode(code, factor, TO_VALUE: tl.constexpr, ZERO: tl.constexpr):
+    """`byte_kernel.decode_signed` and `decode_unsigned`."""
+    code = code.to(tl.int32)
+    place = (tl.abs(code) + _PLACE).to(tl.float32)
+    size = (float_of((bits_of(place) << 2) + TO_VALUE) - ZERO) * factor
+    return tl.where(code < 0, -size, size)
 
 
 @triton.jit
-def encode(size, part, LEVELS: tl.constexpr, PER_LEVEL: tl.constexpr):
-    """`tile_kernel.nearest_code`."""
-    size = tl.where(size == size, size, 0.0)  # NaN is encoded by its block's scale
-    code = tl.minimum((tl.sqrt_rn(tl.sqrt_rn(size)) * LEVELS).to(tl.int32), LEVELS - 1)
-    below = code.to(tl.float32) * PER_LEVEL
-    below = (below * below) * (below * below)
-    above = (code + 1).to(tl.float32) * PER_LEVEL
-    above = (above * above) * (above * above)
-    return code + ((size - below) > part * (above - below)).to(tl.int32)
+def encode(x, per, some, SIGNED: tl.constexpr):
+    """`byte_kernel.encode_signed` and `encode_unsigned` as sums, ``some`` being the random bits below their point."""
+    if SIGNED:
+        size = (bits_of(tl.abs(x) * per + _SIGNED_ZERO) >> 2) & 0x3FFFFFFF
+        place = float_of(size + _TO_SIGNED) - _PLACE
+        place = float_of(bits_of(place) | (bits_of(x) & -0x80000000))
+        return place + float_of(some.to(tl.int32) | _SIGNED_BASE)
+    size = (bits_of(x * per + _UNSIGNED_ZERO) >> 2) & 0x3FFFFFFF
+    return float_of(size + _TO_UNSIGNED) + float_of(some.to(tl.int32) | _UNSIGNED_BASE)
 
 
 @triton.jit
-def block_scale(x, inside):
-    """`tile_kernel.block_scale` of each row of a tile."""
-    worst = tl.max(tl.where(inside, bits_of(x) & _MAGNITUDE, 0), axis=1)
-    return tl.where(float_of(worst) < _TINY, 0.0, float_of(worst))
+def block_scale(x, inside, ZERO: tl.constexpr):
+    """`byte_kernel.scaled` of each row of a tile."""
+    largest = float_of(tl.max(tl.where(inside, bits_of(x) & _MAGNITUDE, 0), axis=1))
+    scale = tl.where(largest < _TINY, 0.0, tl.div_rn(largest, 1.0 - ZERO))
+    return scale, tl.where(largest < _TINY, 0.0, tl.div_rn(1.0 - ZERO, largest))[:, None]
 
 
 @triton.jit
@@ -242,12 +251,15 @@ def update_kernel(
         eps = tl.load(setting + 3).to(tl.float32)
         m = tl.load(first_moment + element + within, mask=inside, other=0)
         v = tl.load(second_moment + element + within, mask=inside, other=0)
-        if MOMENTS == _BYTES:
-            m = decode(m, tl.load(first_scales + scale_at, mask=touched, other=0.0)[:, None], _PER_SIGNED)
-            v = decode(v, tl.load(second_scales + scale_at, mask=touched, other=0.0)[:, None], _PER_UNSIGNED)
         g = g + coupled * w
-        m = m + (g - m) * take1
-        v = v * beta2.to(tl.float32) + (g * g) * take2
+        if MOMENTS == _BYTES:
+            scale = tl.load(first_scales + scale_at, mask=touched, other=0.0) * beta1.to(tl.float32)
+            m = decode(m, scale[:, None], _SIGNED_VALUE, _SIGNED_ZERO) + g * take1
+            scale = tl.load(second_scales + scale_at, mask=touched, other=0.0) * beta2.to(tl.float32)
+            v = decode(v, scale[:, None], _UNSIGNED_VALUE, _UNSIGNED_ZERO) + (g * g) * take2
+        else:
+            m = m + (g - m) * take1
+            v = v * beta2.to(tl.float32) + (g * g) * take2
         w = w - (size * tl.div_rn(m, tl.sqrt_rn(v) * root + eps) + shrink * w)
         kept_elements = inside
         kept_blocks = touched
@@ -261,34 +273,34 @@ def update_kernel(
             kept_elements = within < tl.where(momentum != 0.0, n, 0)
             kept_blocks = block * _TILE < tl.where(momentum != 0.0, n, 0)
             m = tl.load(first_moment + element + within, mask=inside, other=0)
-            if MOMENTS == _BYTES:
-                m = decode(m, tl.load(first_scales + scale_at, mask=touched, other=0.0)[:, None], _PER_SIGNED)
             nesterov = tl.load(setting + 3) != 0.0
             keep = tl.where(later, momentum, 0.0).to(tl.float32)
             take = tl.where(later, 1.0 - tl.load(setting + 2), 1.0).to(tl.float32)
             ahead = tl.where(nesterov, momentum, 1.0).to(tl.float32)
             plain = tl.where(nesterov, 1.0, 0.0).to(tl.float32)
-            m = m * keep + g * take
+            if MOMENTS == _BYTES:
+                scale = tl.load(first_scales + scale_at, mask=touched, other=0.0) * keep
+                m = decode(m, scale[:, None], _SIGNED_VALUE, _SIGNED_ZERO) + g * take
+            else:
+                m = m * keep + g * take
             g = tl.where(momentum != 0.0, g * plain + m * ahead, g)
         w = w - lr.to(tl.float32) * g
 
     if MOMENTS == _BYTES:
-        random = mix(number ^ mix(key + 1))
+        start = mix((low + block.to(tl.uint32) * _TILE) ^ mix(key + 1))
+        random = start[:, None] + tl.arange(0, _TILE).to(tl.uint32)[None, :] * _RANDOM_STEP
+        random = (random ^ (random >> 15)) * _RANDOM_FACTOR
         if (RULE == _ADAM) or BUFFER:
-            scale = block_scale(m, inside)
-            per = tl.where(scale != 0.0, tl.div_rn(1.0, scale), 0.0)[:, None]
-            part = (random >> 16).to(tl.int32).to(tl.float32) * 1.52587890625e-05
-            code = encode(tl.abs(m) * per, part, _SIGNED, _PER_SIGNED)
-            code = tl.where(m < 0.0, -code, code).to(tl.int8)
-            tl.store(first_moment + element + within, code, mask=kept_elements)
+            scale, per = block_scale(m, inside, _SIGNED_ZERO)
+            code = bits_of(encode(m, per, random >> 18, True)) >> _SIGNED_SHIFT
+            tl.store(first_moment + element + within, code.to(tl.int8), mask=kept_elements)
             tl.store(first_scales + scale_at, scale, mask=kept_blocks)
         if RULE == _ADAM:
-            scale = block_scale(v, inside)
-            per = tl.where(scale != 0.0, tl.div_rn(1.0, scale), 0.0)[:, None]
-            part = (random & 0xFFFF).to(tl.int32).to(tl.float32) * 1.52587890625e-05
-            code = encode(v * per, part, _UNSIGNED, _PER_UNSIGNED)
-            some = (v > tl.where(scale != 0.0, 0.0, float("inf"))[:, None]).to(tl.int32)
-            tl.store(second_moment + element + within, tl.maximum(code, some).to(tl.uint8), mask=kept_elements)
+            scale, per = block_scale(v, inside, _UNSIGNED_ZERO)
+            total = encode(v, per, random & 0xFFFE, False)
+            total = tl.where((v > 0.0) & (per != 0.0), tl.maximum(total, 257.0), total)
+            code = (bits_of(total) >> _UNSIGNED_SHIFT) & 0xFF
+            tl.store(second_moment + element + within, code.to(tl.uint8), mask=kept_elements)
             tl.store(second_scales + scale_at, scale, mask=kept_blocks)
     else:
         if (RULE == _ADAM) or BUFFER:

@@ -20,40 +20,20 @@ from runtime.optimizer.bits import (
     pointer_u8,
 )
 from runtime.optimizer.codes import (
-    BETA1,
-    BETA2,
-    DECOUPLED,
-    EPS,
-    FLOAT32,
-    GRADIENT,
-    GROUP,
-    LENGTH,
-    LR,
-    MASTER,
-    PARAMETER,
     RANDOM_FACTOR,
     RANDOM_STEP,
-    SIGN,
     SIGNED,
-    STATE,
-    STEP,
     TILE,
     TINY,
     UNSIGNED,
-    WEIGHT_DECAY,
     ZERO_PLACE,
     float32_bits,
 )
-from runtime.optimizer.tile_kernel import load_gradient, load_parameter, mix, store_parameter, stream_key
-
-#: Blocks between two loops: enough that starting a loop costs little, few enough for the first cache.
-STAGE_BLOCKS = 4
+from runtime.optimizer.tile_kernel import mix
 
 _ONE, _ZERO = np.float32(1), np.float32(0)
 _MAGNITUDE, _HIGH = np.int32(0x7FFFFFFF), np.int32(-(2**31))
 _TINY = np.float32(TINY)
-
-
 _PLACE, _PLACE_FLOAT = np.int32(ZERO_PLACE), np.float32(ZERO_PLACE)
 _SIGNED_ZERO, _UNSIGNED_ZERO = np.float32(SIGNED.zero), np.float32(UNSIGNED.zero)
 #: What the code at the top stands for, as a share of the scale.
@@ -126,28 +106,15 @@ def random_bits(at: Any) -> Any:
 
 
 @compile_loop
-def byte_constants(setting: Any, step: Any, c: Any) -> None:
-    """FP32 constants of a chunk, computed in float64 from its group and its step, counted from 1."""
-    lr, beta1, beta2, decay = setting[LR], setting[BETA1], setting[BETA2], setting[WEIGHT_DECAY]
-    decoupled = setting[DECOUPLED] != 0.0
-    c[0] = lr * decay if decoupled else 0.0
-    c[1] = 0.0 if decoupled else decay
-    c[2] = beta1
-    c[3] = 1.0 - beta1
-    c[4] = beta2
-    c[5] = 1.0 - beta2
-    c[6] = lr / (1.0 - beta1**step)
-    c[7] = 1.0 / np.sqrt(1.0 - beta2**step)
-    c[8] = setting[EPS]
-
-
-@compile_loop
-def adam_blocks(g: Any, w: Any, codes: Any, scales: Any, m: Any, v: Any, blocks: Any, c: Any, largest: Any) -> None:
+def adam_blocks(
+    g: Any, w: Any, codes: Any, scales: Any, m: Any, v: Any, blocks: Any, c: Any, keep1: Any, largest: Any
+) -> None:
     """Adam of whole blocks; new moments into ``m`` and ``v``, the largest magnitudes of both into ``largest``.
 
-    Formulas as in `update_kernel.adam_tile`, but that ``m · β₁ + g · (1 − β₁)`` is not rearranged.
+    ``g`` holds the gradient with weight decay, if that is part of it; ``codes`` and ``scales`` are addresses of both
+    moments'. Formulas as in `update_kernel.adam`, but that ``m · β₁ + g · (1 − β₁)`` is not rearranged.
     """
-    shrink, keep1, take1, keep2, take2, size, root, eps = c[0], c[2], c[3], c[4], c[5], c[6], c[7], c[8]
+    shrink, _, take1, keep2, take2, size, root, eps = c
     first_scales, second_scales = carray(pointer_f32(scales[0]), (blocks,)), carray(pointer_f32(scales[1]), (blocks,))
     for block in range(blocks):
         at = block * TILE
@@ -188,61 +155,6 @@ def encode_blocks(
             place = np.uint32(place + np.uint32(RANDOM_STEP))
             first_codes[i] = encode_signed(m[at + i], per1, random)
             second_codes[i] = encode_unsigned(v[at + i], per2, random, nothing)
-
-
-@compile_loop
-def update_adam_bytes(
-    kind: Any,
-    master: Any,
-    table: Any,
-    settings: Any,
-    steps: Any,
-    scale: Any,
-    seed: Any,
-    kept: Any,
-    codes: Any,
-    scales: Any,
-    begin: Any,
-    end: Any,
-) -> None:
-    """`update_kernel.update_adam` with 8-bit moments; ``codes`` and ``scales`` are the addresses of both moments'.
-
-    Moments take up whole blocks, so a row's last block is worked on whole.
-    """
-    size = 4 if kind == FLOAT32 else 2
-    kept_size = 4 if master == MASTER else 2
-    stage = STAGE_BLOCKS * TILE
-    g = np.empty(stage, np.float32)
-    w = np.empty(stage, np.float32)
-    m = np.empty(stage, np.float32)
-    v = np.empty(stage, np.float32)
-    largest = np.empty(2 * STAGE_BLOCKS, np.float32)
-    c = np.empty(9, np.float32)
-    for row in range(begin, end):
-        setting = settings[table[row, GROUP]]
-        step = steps[table[row, STEP]] + 1.0
-        byte_constants(setting, step, c)
-        factor = np.float32(scale * setting[SIGN])
-        for start in range(0, table[row, LENGTH], stage):
-            n = min(stage, table[row, LENGTH] - start)
-            blocks = (n + TILE - 1) // TILE
-            element = table[row, STATE] + start
-            parameter = table[row, PARAMETER] + size * start
-            load_gradient(kind, table[row, GRADIENT] + size * start, n, factor, g)
-            load_parameter(kind, master, parameter, kept + kept_size * element, n, w)
-            g[n : blocks * TILE] = _ZERO
-            w[n : blocks * TILE] = _ZERO
-            if c[1] != _ZERO:
-                for i in range(n):
-                    g[i] += c[1] * w[i]
-            low, high = element & 0xFFFFFFFF, element >> 32
-            key = stream_key(seed, np.int64(step), high)
-            block = element // TILE
-            where = (codes[0] + element, codes[1] + element)
-            scales_at = (scales[0] + 4 * block, scales[1] + 4 * block)
-            adam_blocks(g, w, where, scales_at, m, v, blocks, c, largest)
-            store_parameter(kind, master, parameter, kept + kept_size * element, n, w, key, np.uint32(low))
-            encode_blocks(where, scales_at, m, v, blocks, largest, mix(np.uint32(key + np.uint32(1))), low)
 
 
 @compile_loop

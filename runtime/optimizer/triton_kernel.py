@@ -388,4 +388,4 @@ def _update_signature(kind: int, master: int, moments: int) -> dict[str, str]:
     )
 
 
-KERNELS = (Kernel("optimizer_update", update_kernel, _update_configurations(), spill_nbytes=8),)
+KERNELS = (Kernel("optimizer_update", update_kernel, _update_configurations()),)

@@ -141,13 +141,13 @@ def _adam(g: torch.Tensor, w: torch.Tensor, first: _Moment, second: _Moment, set
     lr, beta1, beta2, decay = (float(setting[i]) for i in (codes.LR, codes.BETA1, codes.BETA2, codes.WEIGHT_DECAY))
     decoupled = setting[codes.DECOUPLED] != 0
     size, root = float(kind(lr / (1 - beta1**step))), float(kind(1 / math.sqrt(1 - beta2**step)))
-    if not decoupled:
+    if decay and not decoupled:
         g += w * float(kind(decay))
     m = first.approach(g, float(kind(beta1)), float(kind(1 - beta1)))
     v = second.shrink(float(kind(beta2))).add_(g * g * float(kind(1 - beta2)))
     moved = m / (convert.root(v) * root + float(kind(setting[codes.EPS])))
     moved *= size
-    if decoupled:
+    if decay and decoupled:
         moved += w * float(kind(lr * decay))
     w -= moved
 
@@ -155,7 +155,8 @@ def _adam(g: torch.Tensor, w: torch.Tensor, first: _Moment, second: _Moment, set
 def _sgd(g: torch.Tensor, w: torch.Tensor, moment: _Moment | None, setting: Any, step: float) -> None:
     kind = np.float64 if w.dtype is torch.float64 else np.float32
     lr, momentum = float(kind(setting[codes.LR])), float(kind(setting[codes.MOMENTUM]))
-    g = g + w * float(kind(setting[codes.WEIGHT_DECAY]))
+    if setting[codes.WEIGHT_DECAY]:
+        g = g + w * float(kind(setting[codes.WEIGHT_DECAY]))
     if moment is not None:
         keep = momentum if step > 1 else 0.0
         m = moment.shrink(keep).add_(g * (float(kind(1 - setting[codes.DAMPENING])) if step > 1 else 1.0))

@@ -29,7 +29,7 @@ from runtime.optimizer.codes import (
     ZERO_PLACE,
     float32_bits,
 )
-from runtime.optimizer.tile_kernel import mix
+from runtime.optimizer.tile_kernel import mix, plus
 
 _ONE, _ZERO = np.float32(1), np.float32(0)
 _MAGNITUDE, _HIGH = np.int32(0x7FFFFFFF), np.int32(-(2**31))
@@ -131,7 +131,7 @@ def adam_blocks(
             v[at + i] = second
             worst1 = max(worst1, np.int32(float_bits(first) & _MAGNITUDE))
             worst2 = max(worst2, np.uint32(float_bits(second)))  # never negative; a NaN's sign may be
-            w[at + i] = x - (size * (first / (np.sqrt(second) * root + eps)) + shrink * x)
+            w[at + i] = x - plus(size * (first / (np.sqrt(second) * root + eps)), shrink, x)
         largest[2 * block] = bits_float(worst1)
         largest[2 * block + 1] = bits_float(np.int32(worst2 & np.uint32(0x7FFFFFFF)))
 

@@ -26,11 +26,14 @@ def to_grid(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def split(value: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """The parameter (``value`` rounded to nearest) and the int16 remainder of an FP32 tensor."""
+    """The parameter (``value`` rounded to nearest) and the int16 remainder of an FP32 tensor.
+
+    A float16 remainder counts by how much the parameter is too large, a bfloat16 one by how much it is too small.
+    """
     if dtype is torch.float16:
         grid = to_grid(value, dtype)
         half = grid.to(torch.float16)
-        difference = torch.where(half.isfinite(), grid - half.float(), 0.0)
+        difference = torch.where(half.isfinite(), half.float() - grid, 0.0)
         return half, (difference * _unit(half, 1)).to(torch.int16)
     top = value.to(torch.bfloat16)
     return top, torch.where(value.isnan(), 0, _bfloat_rest(value, top)).to(torch.int16)
@@ -39,7 +42,7 @@ def split(value: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
 def joined(parameter: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
     """The FP32 tensor that `split` took apart."""
     if parameter.dtype is torch.float16:
-        return parameter.float() + remainder.float() * _unit(parameter, -1)
+        return parameter.float() - remainder.float() * _unit(parameter, -1)  # +0 would lose the sign of −0
     return ((_top_bits(parameter) << 16) + remainder.to(torch.int32)).view(torch.float32)
 
 

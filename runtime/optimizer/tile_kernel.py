@@ -79,6 +79,12 @@ def unit_bits(value: Any) -> Any:
 
 
 @inline_element
+def plus(value: Any, factor: Any, x: Any) -> Any:
+    """``value + factor · x``; what is infinite times 0 is nothing here."""
+    return value + factor * x if factor != _ZERO else value
+
+
+@inline_element
 def elements(kind: Any, address: Any, n: Any) -> Any:
     """So many parameters or gradients in memory: FP32, or 16-bit ones as their bits."""
     if kind == FLOAT32:
@@ -120,7 +126,7 @@ def full_precision(kind: Any, master: Any, bits: Any, kept: Any) -> Any:
         return shown
     elif master == SPLIT:  # noqa: RET505 - as above
         if kind == FLOAT16:
-            return shown + np.float32(kept) * bits_float(unit_bits(shown))
+            return shown - np.float32(kept) * bits_float(unit_bits(shown))
         else:  # noqa: RET505 - as above
             return bits_float(np.int32(float_bits(shown) + np.int32(kept)))
     elif kind == FLOAT16:
@@ -161,7 +167,7 @@ def store_parameter(kind: Any, master: Any, address: Any, kept: Any, n: Any, w: 
                 half = float_to_half(value)
                 shown = half_to_float(half)
                 finite = (half & np.uint16(0x7C00)) != np.uint16(0x7C00)
-                difference = (value - shown) if finite else _ZERO
+                difference = (shown - value) if finite else _ZERO
                 p[i] = half
                 # The reciprocal of a power of two: exponent fields of both add up to 254.
                 low[i] = np.int16(difference * bits_float(np.int32(np.int32(254 << 23) - unit_bits(shown))))

@@ -103,6 +103,12 @@ def to_grid(x):
 
 
 @triton.jit
+def plus(value, factor, x):
+    """``value + factor · x``; what is infinite times 0 is nothing here."""
+    return tl.where(factor != 0.0, value + factor * x, value)
+
+
+@triton.jit
 def load_parameter(p, kept, KIND: tl.constexpr, MASTER: tl.constexpr):
     """The full-precision parameter of what was read: `tile_kernel.load_parameter`."""
     if KIND == _FLOAT32:
@@ -112,7 +118,7 @@ def load_parameter(p, kept, KIND: tl.constexpr, MASTER: tl.constexpr):
         if MASTER == _MASTER:
             return tl.where(float_to_half(kept) == p, kept, shown)
         if MASTER == _SPLIT:
-            return shown + kept.to(tl.float32) * half_unit(p, -1)
+            return shown - kept.to(tl.float32) * half_unit(p, -1)
         return shown
     shown = bfloat_to_float(p)
     if MASTER == _MASTER:
@@ -251,7 +257,7 @@ def update_kernel(
         eps = tl.load(setting + 3).to(tl.float32)
         m = tl.load(first_moment + element + within, mask=inside, other=0)
         v = tl.load(second_moment + element + within, mask=inside, other=0)
-        g = g + coupled * w
+        g = plus(g, coupled, w)
         if MOMENTS == _BYTES:
             scale = tl.load(first_scales + scale_at, mask=touched, other=0.0) * beta1.to(tl.float32)
             m = decode(m, scale[:, None], _SIGNED_VALUE, _SIGNED_ZERO) + g * take1
@@ -260,13 +266,13 @@ def update_kernel(
         else:
             m = m + (g - m) * take1
             v = v * beta2.to(tl.float32) + (g * g) * take2
-        w = w - (size * tl.div_rn(m, tl.sqrt_rn(v) * root + eps) + shrink * w)
+        w = w - plus(size * tl.div_rn(m, tl.sqrt_rn(v) * root + eps), shrink, w)
         kept_elements = inside
         kept_blocks = touched
     else:
         momentum = tl.load(setting + 1)
         later = step > 1.0
-        g = g + decay.to(tl.float32) * w
+        g = plus(g, decay.to(tl.float32), w)
         kept_elements = inside
         kept_blocks = touched
         if BUFFER:
@@ -283,7 +289,7 @@ def update_kernel(
                 m = decode(m, scale[:, None], _SIGNED_VALUE, _SIGNED_ZERO) + g * take
             else:
                 m = m * keep + g * take
-            g = tl.where(momentum != 0.0, g * plain + m * ahead, g)
+            g = tl.where(momentum != 0.0, plus(m * ahead, plain, g), g)
         w = w - lr.to(tl.float32) * g
 
     if MOMENTS == _BYTES:
@@ -320,7 +326,7 @@ def update_kernel(
                 tl.store(kept + element + within, exact, mask=inside)
             else:
                 finite = (half & 0x7C00) != 0x7C00
-                rest = tl.where(finite, exact - half_to_float(half), 0.0) * half_unit(half, 1)
+                rest = tl.where(finite, half_to_float(half) - exact, 0.0) * half_unit(half, 1)
                 tl.store(kept + element + within, rest.to(tl.int16), mask=inside)
         elif MASTER == _STOCHASTIC:
             tl.store(target, random_half(w, mix(number ^ key)), mask=inside)

@@ -58,6 +58,7 @@ from runtime.optimizer.tile_kernel import (
     gradient_value,
     kept_elements,
     mix,
+    plus,
     store_parameter,
     stream_key,
 )
@@ -71,10 +72,10 @@ def adam(x: Any, given: Any, first: Any, second: Any, c: Any) -> Any:
     every step. ``c`` are the numbers of `adam_constants`; returned are parameter and moments.
     """
     shrink, coupled, take1, beta2, take2, size, root, eps = c
-    gradient = given + coupled * x
+    gradient = plus(given, coupled, x)
     first = first + (gradient - first) * take1
     second = second * beta2 + (gradient * gradient) * take2
-    return x - (size * (first / (np.sqrt(second) * root + eps)) + shrink * x), first, second
+    return x - plus(size * (first / (np.sqrt(second) * root + eps)), shrink, x), first, second
 
 
 @inline_element
@@ -110,10 +111,10 @@ def momentum_tile(g: Any, w: Any, m: Any, n: Any, c: Any, keep: Any) -> None:
     """SGD with momentum, Nesterov's where ``ahead`` is the momentum and not 0 (Sutskever et al. 2013)."""
     lr, coupled, take, ahead, plain = c[0], c[1], c[3], c[4], c[5]
     for i in range(n):
-        gradient = g[i] + coupled * w[i]
+        gradient = plus(g[i], coupled, w[i])
         buffer = m[i] * keep + gradient * take
         m[i] = buffer
-        w[i] -= lr * (gradient * plain + buffer * ahead)
+        w[i] -= lr * plus(buffer * ahead, plain, gradient)
 
 
 @compile_loop
@@ -121,7 +122,7 @@ def plain_tile(g: Any, w: Any, n: Any, c: Any) -> None:
     """SGD without momentum."""
     lr, coupled = c[0], c[1]
     for i in range(n):
-        w[i] -= lr * (g[i] + coupled * w[i])
+        w[i] -= lr * plus(g[i], coupled, w[i])
 
 
 @compile_loop
@@ -199,7 +200,7 @@ def update_adam(kind: int, master: int) -> int:
                     blocks = (n + TILE - 1) // TILE  # states take up whole blocks, and the last is worked on whole
                     for i in range(n):
                         w[i] = full_precision(kind, master, p[i], k[i])
-                        g[i] = gradient_value(kind, gradients[i]) * factor + c[1] * w[i]
+                        g[i] = plus(gradient_value(kind, gradients[i]) * factor, c[1], w[i])
                     w[n : blocks * TILE] = g[n : blocks * TILE] = np.float32(0)
                     codes = (first_moment + element, second_moment + element)
                     scales = (first_scales + 4 * (element // TILE), second_scales + 4 * (element // TILE))

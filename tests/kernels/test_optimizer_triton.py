@@ -51,6 +51,27 @@ def both(build, run):
 SHAPES = [(300,), (1,), (0, 3), (7, 43), (1500,), (3, 256), (65,)]
 
 
+def test_infinities_and_zeros_give_the_same_bits():
+    special = torch.tensor([math.inf, -math.inf, 0.0, -0.0, 1.0, math.nan])
+    for name, dtype in (("adamw", torch.float16), ("sgd", torch.float16), ("momentum", torch.float32)):
+        kind, _, options = PAIRS[name]
+
+        def build(kind=kind, dtype=dtype, options=options):
+            parameter = nn.Parameter(special.repeat(60).to(dtype))
+            return [parameter], kind([parameter], **{**options, "weight_decay": 0.0}, skip_nonfinite=False)
+
+        def run(parameters, optimizer):
+            for _ in range(2):
+                parameters[0].grad = special.repeat_interleave(60).to(parameters[0].dtype)
+                optimizer.step()
+
+        one, other = both(build, run)
+        for ours, theirs in zip(one, other, strict=True):
+            assert torch.equal(ours.isnan(), theirs.isnan())
+            assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
+            assert torch.equal(ours[~ours.isnan()].signbit(), theirs[~ours.isnan()].signbit())
+
+
 CHOICES = [(dtype, master) for dtype in HALVES for master in ("none", "fp32", "split", "stochastic")]
 CHOICES.append((torch.float32, "split"))
 

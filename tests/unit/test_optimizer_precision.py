@@ -46,7 +46,9 @@ def test_a_split_value_comes_back_and_rounds_to_its_parameter(dtype, values):
     shown = ~value.isnan()
     assert torch.equal(parameter[shown], grid.to(dtype)[shown])
     finite = parameter.isfinite()
-    assert torch.equal(convert.joined(parameter, remainder)[finite], grid[finite])
+    back = convert.joined(parameter, remainder)[finite]
+    assert torch.equal(back, grid[finite])
+    assert torch.equal(back.signbit(), grid[finite].signbit())
     near = (value - grid).abs()[finite]
     if dtype is torch.float16:
         assert bool((near <= 2.0**-40).all())
@@ -80,6 +82,63 @@ def test_split_equals_the_fp32_master_exactly(dtype, states, kind):
             + [optimizer.state[p][optimizer.moments()[0][0]] for p in model.parameters()]
         )
     assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+@pytest.mark.parametrize("form", ["compiled", "aten"])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_split_parameter_keeps_the_sign_of_zero(dtype, form):
+    parameter = nn.Parameter(torch.tensor([0.0, -0.0, 1.0, -1.0]).to(dtype))
+    parameter.grad = torch.tensor([0.0, 0.0, 0.0, 1.0]).to(dtype)
+    with backend(form):
+        optimizer = FusedSGD([parameter], lr=0.5, master="split")
+        for _ in range(2):
+            optimizer.step()
+    assert parameter.detach().signbit().tolist() == [False, True, False, True]
+    assert optimizer.master(parameter).signbit().tolist() == [False, True, False, True]
+
+
+@pytest.mark.parametrize("form", ["compiled", "aten"])
+@pytest.mark.parametrize("states", ["fp32", "8bit"])
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.0}, {"weight_decay": 0.1}])
+@pytest.mark.parametrize("pair", [(FusedAdamW, torch.optim.AdamW), (FusedAdam, torch.optim.Adam)])
+def test_infinite_parameters_spoil_no_moments_that_torchs_keep(pair, options, states, form):
+    ends = []
+    for kind in pair:
+        parameter = nn.Parameter(torch.ones(300))
+        with torch.no_grad():
+            parameter[7], parameter[299] = math.inf, -math.inf
+        with backend(form):
+            optimizer = kind([parameter], **options, **({"states": states} if kind is pair[0] else {}))
+            for step in range(2):
+                set_gradients([parameter], step)
+                optimizer.step()
+        ends.append((parameter.detach(), optimizer.state_dict()["state"][0]["exp_avg"]))
+    (ours, moment), (theirs, expected) = ends
+    spoiled = expected.isnan()
+    if states == "8bit" and bool(spoiled.any()):  # the block of 256 has one scale
+        spoiled = spoiled.clone()
+        spoiled[:256] |= spoiled[:256].any()
+        spoiled[256:] |= spoiled[256:].any()
+    assert torch.equal(moment.isnan(), spoiled)
+    assert bool(ours[~spoiled & theirs.isfinite()].isfinite().all())
+    if not options.get("weight_decay", 1.0 if pair[0] is FusedAdamW else 0.0):
+        assert torch.equal(ours.isinf(), theirs.isinf())
+
+
+@pytest.mark.parametrize("form", ["compiled", "aten"])
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"weight_decay": 0.1}])
+def test_an_infinite_gradient_does_what_torchs_sgd_does_with_it(options, form):
+    ends = []
+    for kind in (FusedSGD, torch.optim.SGD):
+        parameter = nn.Parameter(torch.ones(300))
+        with backend(form):
+            optimizer = kind([parameter], lr=0.1, **options)
+            for _ in range(2):
+                parameter.grad = torch.ones(300)
+                parameter.grad[7], parameter.grad[8] = math.inf, -math.inf
+                optimizer.step()
+        ends.append(parameter.detach())
+    torch.testing.assert_close(*ends, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", HALVES)

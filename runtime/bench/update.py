@@ -19,6 +19,8 @@ from runtime.pages import zeros
 NUMEL, SMOKE_NUMEL = 25_000_000, 100_000
 #: Tensors they are spread over, in sizes from 1 to so many parts: biases, norms and matrices of a model.
 TENSORS = 64
+#: Bytes written between two updates: more than the caches of a processor hold.
+ELSEWHERE_NBYTES = 2**28
 LR, BETAS, EPS, DECAY = 1e-4, (0.9, 0.999), 1e-8, 0.01
 
 
@@ -55,6 +57,8 @@ def bench_update(
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Median seconds of one update of each contender, interleaved, and the bytes each holds.
+
+    Before each update other memory is written, so that all start with the same caches.
 
     - ``ours``: `FusedAdamW`, with its look for overflow where the gradients are float16.
     - ``cast_copy``: parameters and gradients copied to FP32, torch.optim.AdamW with ``foreach``, copied back.
@@ -97,8 +101,10 @@ def _measure(choice: Choice, numel: int, rounds: int) -> dict[str, Any]:
         "limit": _limit(precision.bytes_per_parameter(choice.dtype, 2) - 2, numel),
     }
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    elsewhere = torch.zeros(ELSEWHERE_NBYTES // 4)
     for number in range(rounds + 3):
         for name, call in contenders.items():
+            elsewhere.add_(1.0)  # as a backward pass does: no contender finds its own data, or a neighbour's, in caches
             started = time.perf_counter()
             call()
             if number >= 3:  # the first rounds compile and touch memory for the first time

@@ -11,6 +11,7 @@ gradient of the weight stays as traced, since the graph does not say that the sa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.graph import ITEMSIZE, Argument, Graph, Operation, Role, TensorRef, dense_strides
@@ -25,21 +26,20 @@ def fuse_rms_norm(graph: Graph) -> Graph:
     """The graph with every such normalisation, and every such backward, as one operator."""
     program = Program(graph)
     chains = Chains(program)
-    rewriter = _Rewriter(program, chains)
     forwards = {item.rstd: item for item in chains.forwards()}
-    replaced: dict[int, list[Operation]] = {}
-    for backward in chains.backwards():
+    backwards = list(chains.backwards())
+    rewriter = _Rewriter(program, chains, [*forwards.values(), *backwards])
+    for backward in backwards:
         forward = forwards.get(backward.rstd)
         if forward is not None and forward.x == backward.x and forward.axes == backward.axes:
             whole = chains.with_sums(forward, backward)
-            made = rewriter.pair(forward, whole) or (rewriter.pair(forward, backward) if whole != backward else None)
-            if made is not None:
+            if rewriter.pair(forward, whole) or (whole != backward and rewriter.pair(forward, backward)):
                 del forwards[backward.rstd]
-                replaced |= made
                 continue
-        replaced |= rewriter.backward(backward, backward.x, set(backward.gone)) or {}
+        rewriter.accept(rewriter.backward(backward, backward.x, set(backward.gone)))
     for forward in forwards.values():
-        replaced |= rewriter.forward(forward, forward.x, set(forward.gone)) or {}
+        rewriter.accept(rewriter.forward(forward, forward.x, set(forward.gone)))
+    replaced = rewriter.replaced
     if not replaced:
         return graph
     program.operations = [
@@ -49,32 +49,50 @@ def fuse_rms_norm(graph: Graph) -> Graph:
 
 
 class _Rewriter:
-    """Writes what takes the place of the chains of one program, by position."""
+    """Writes what takes the place of the chains of one program, by position.
 
-    def __init__(self, program: Program, chains: Chains) -> None:
+    Attributes:
+        claimed: the operations of all chains; no chain takes one of another.
+        replaced: what was accepted so far.
+    """
+
+    def __init__(self, program: Program, chains: Chains, found: Sequence[Forward | Backward]) -> None:
         self.program = program
         self.uses = chains.uses
+        self.claimed = frozenset[int]().union(*(item.gone for item in found))
+        self.replaced: dict[int, list[Operation]] = {}
 
-    def pair(self, forward: Forward, backward: Backward) -> dict[int, list[Operation]] | None:
-        """Both as one operator each, if nothing but the two chains reads what lies between."""
+    def accept(self, made: dict[int, list[Operation]] | None) -> bool:
+        """Take the operations over, unless there are none or one takes the place of what is replaced already."""
+        if made is None or made.keys() & self.replaced.keys():
+            return False
+        self.replaced |= made
+        return True
+
+    def pair(self, forward: Forward, backward: Backward) -> bool:
+        """Both as one operator each, if nothing but the two chains reads what lies between; whether that is so."""
         gone = set(forward.gone | backward.gone)
-        x = self.uses.before_casts(forward.x, gone)
+        x = self._origin(forward.x, gone)
         storage = self.program.storage_of(x)
         begin = min(place for place in self.uses.touching[storage] if place in gone)
         if any(begin <= place <= max(gone) for place in self.uses.writing.get(storage, ())):
-            return None  # the backward would read another x
+            return False  # the backward would read another x
         added = gone - forward.gone - backward.gone
         one = self.forward(forward, x, set(forward.gone) | added, frozenset(gone))
         two = self.backward(backward, x, set(backward.gone), frozenset(gone))
-        return None if one is None or two is None else one | two
+        return one is not None and two is not None and self.accept(one | two)
+
+    def _origin(self, index: int, gone: set[int]) -> int:
+        """What the tensor was cast from, where the casts are read by ``gone`` only and are part of no other chain."""
+        return self.uses.before_casts(index, gone, self.claimed - gone)
 
     def forward(
         self, found: Forward, x: int, gone: set[int], together: frozenset[int] = frozenset()
     ) -> dict[int, list[Operation]] | None:
         """The operations that take the forward's place; ``together``: what else is taken out."""
         if not together:
-            x = self.uses.before_casts(found.x, gone)
-        weight = None if found.weight is None else self.uses.before_casts(found.weight, gone)
+            x = self._origin(found.x, gone)
+        weight = None if found.weight is None else self._origin(found.weight, gone)
         shape = self.program.tensors[x].shape[-found.axes :]
         arguments = (TensorRef(x), shape, None if weight is None else TensorRef(weight), found.eps)
         return self._replaced(RMS_NORM, arguments, (found.y, found.rstd), found.root, gone, together)
@@ -83,8 +101,8 @@ class _Rewriter:
         self, found: Backward, x: int, gone: set[int], together: frozenset[int] = frozenset()
     ) -> dict[int, list[Operation]] | None:
         """The operations that take the backward's place; ``together``: what else is taken out."""
-        dy = self.uses.before_casts(found.dy, gone)
-        weight = None if found.weight is None else self.uses.before_casts(found.weight, gone)
+        dy = self._origin(found.dy, gone)
+        weight = None if found.weight is None else self._origin(found.weight, gone)
         shape = self.program.tensors[x].shape[-found.axes :]
         rest = (shape, TensorRef(found.rstd), None if weight is None else TensorRef(weight))
         dx, last = found.dx, self.program.operations[found.last]

@@ -87,10 +87,15 @@ class Uses:
                     waiting.append(made[1])
         return found
 
-    def before_casts(self, index: int, gone: set[int]) -> int:
-        """What the tensor was cast from, going back while nothing but ``gone`` reads the casts; these join ``gone``."""
-        result = index
+    def before_casts(self, index: int, gone: set[int], kept: Collection[int] = frozenset()) -> int:
+        """What the tensor was cast from, going back while nothing but ``gone`` reads the casts; these join ``gone``.
+
+        Casts at the positions ``kept`` stay.
+        """
+        result, added = index, frozenset[int]()
         for origin, casts in self.origins(index):
+            if not casts.isdisjoint(kept):
+                break
             between = [self.program.operations[position].outputs[0] for position in casts]
             if all(item is not None and self.inner(item, gone | casts) for item in between):
                 result = origin

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import planner.pipeline
 from planner import Plan, plan, trace
@@ -258,6 +259,41 @@ def test_a_backward_plan(kind: str, dtype: torch.dtype) -> None:
         _, saved = graph.forward(x.detach())
         found = run(*saved, incoming, poison=True, copy=True)
     no_further({"output": eager["output"], **found}, eager, exact)
+
+
+@pytest.mark.parametrize("mode", ["forward", "joint", "backward", "checkpointed"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", NORMS)
+def test_norms_right_after_one_another(kind: str, dtype: torch.dtype, mode: str) -> None:
+    """A cast between two of them ends one chain and begins the other; it is taken into one only."""
+    module = nn.Sequential(*(NORMS[kind](12) for _ in range(3))).to(dtype)
+    with torch.no_grad():
+        for index, norm in enumerate(module):
+            norm.weight.copy_(1 + 0.2 * draw(12, seed=10 + index))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        result = module[1](module[0](x))
+        last: torch.Tensor = checkpoint(module[2], result, use_reentrant=False) if mode == "checkpointed" else None
+        return module[2](result) if last is None else last
+
+    x, incoming = draw(9, 12).to(dtype).requires_grad_(), draw(9, 12, seed=1).to(dtype)
+    expected = function(x)
+    (gradient,) = torch.autograd.grad(expected, (x,), incoming)
+    kept = "joint" if mode == "checkpointed" else mode
+    made = plan(trace(function, (x,), mode=kept), time_limit=1)
+    tolerance = {"rtol": 8 * torch.finfo(dtype).eps, "atol": 8 * torch.finfo(dtype).eps}
+    run = ArenaRuntime(made)
+    for _ in range(2):
+        if kept == "forward":
+            found = [(run(x.detach(), poison=True), expected)]
+        elif kept == "joint":
+            output, gradients_ = run(x.detach(), incoming, poison=True)
+            found = [(output, expected), (gradients_["input.0"], gradient)]
+        else:
+            _, saved = made.graph.forward(x.detach())
+            found = [(run(*saved, incoming, poison=True)["input.0"], gradient)]
+        for ours, reference in found:
+            torch.testing.assert_close(ours, reference.detach(), **tolerance)
 
 
 def test_a_forward_plan_keeps_no_normalised_copy() -> None:

@@ -262,10 +262,10 @@ def test_a_backward_plan(kind: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("mode", ["forward", "joint", "backward", "checkpointed"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", NORMS)
-def test_norms_right_after_one_another(kind: str, dtype: torch.dtype, mode: str) -> None:
+@pytest.mark.parametrize("kind", ["module", "llama", "gemma"])
+def test_norms_right_after_one_another(kind: str, mode: str) -> None:
     """A cast between two of them ends one chain and begins the other; it is taken into one only."""
+    dtype = torch.bfloat16
     module = nn.Sequential(*(NORMS[kind](12) for _ in range(3))).to(dtype)
     with torch.no_grad():
         for index, norm in enumerate(module):
@@ -273,8 +273,9 @@ def test_norms_right_after_one_another(kind: str, dtype: torch.dtype, mode: str)
 
     def function(x: torch.Tensor) -> torch.Tensor:
         result = module[1](module[0](x))
-        last: torch.Tensor = checkpoint(module[2], result, use_reentrant=False) if mode == "checkpointed" else None
-        return module[2](result) if last is None else last
+        if mode == "checkpointed":
+            return checkpoint(module[2], result, use_reentrant=False)  # type: ignore[no-any-return]
+        return module[2](result)  # type: ignore[no-any-return]
 
     x, incoming = draw(9, 12).to(dtype).requires_grad_(), draw(9, 12, seed=1).to(dtype)
     expected = function(x)

@@ -153,8 +153,23 @@ class ArenaRuntime:
         return outputs if graph.mode == "forward" else (outputs, gradients)
 
     def linked_states(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each state's place in the arena, and the live tensor behind it."""
-        return [(view, live) for _, view, live in self._states if live is not None]
+        """Each state's place in the arena, and the live tensor behind it.
+
+        Raises:
+            InputError: the live tensor has another dtype or shape by now.
+        """
+        linked = []
+        for port, view, live in self._states:
+            if live is None:
+                continue
+            if live.dtype is not view.dtype or live.shape != view.shape:
+                raise InputError(
+                    port.name,
+                    f"it is {live.dtype} {tuple(live.shape)} now, the plan was made for {view.dtype} "
+                    f"{tuple(view.shape)}: convert it back, or release() what runs the plan and build it anew",
+                )
+            linked.append((view, live))
+        return linked
 
     def _view(self, port: Port) -> torch.Tensor:
         if port.tensor is None:

@@ -276,15 +276,21 @@ def initialize(
     return Initialized(model, fused, amp)
 
 
-def undo(amp: Amp, values: Mapping[nn.Parameter, torch.Tensor]) -> None:
+def undo(amp: Amp, values: Mapping[torch.Tensor, torch.Tensor | None]) -> None:
     """Take a conversion back: parameters get the values they had, and the model loses its rules.
+
+    A value of ``None`` is the FP32 one that the optimizer keeps.
 
     The fused optimizer lays its workspaces out anew at its next step.
     """
     for handle in amp.hooks:
         handle.remove()
+    optimizer: Any = amp.optimizer
+    made: dict[int, torch.Tensor] = {}  # by address: tied parameters stay tied
     with torch.no_grad():
-        for parameter, value in values.items():
+        for parameter, given in values.items():
+            place = parameter.data_ptr() or id(parameter)
+            value = made.setdefault(place, optimizer.master(parameter)) if given is None else given
             if parameter.dtype is not value.dtype:
                 parameter.grad = None
                 parameter.data = value

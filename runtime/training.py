@@ -101,7 +101,10 @@ class TrainingStep:
         self._losses: list[torch.Tensor] = []
         self._parameters = dict(model.named_parameters())
         stepped = [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
-        self._originals = {parameter: parameter.data for parameter in (*self._parameters.values(), *stepped)}
+        #: What a failure gives back: the values before a conversion, ``None`` for one that the optimizer keeps.
+        self._originals: dict[torch.Tensor, torch.Tensor | None] = {
+            parameter: parameter.data for parameter in (*self._parameters.values(), *stepped)
+        }
         self.amp = self._initialized(precision, scaler)
         scaled = self.amp is not None and self.amp.scaler.enabled
         self._program = LossProgram(model, loss_fn, scaled=scaled)
@@ -119,6 +122,7 @@ class TrainingStep:
             if self.amp is not None:
                 undo(self.amp, self._originals)
             raise
+        self._originals.clear()
 
     @property
     def plan(self) -> Plan:
@@ -201,10 +205,21 @@ class TrainingStep:
         else:
             graph = with_own_gradients(graph, self._update.parameters)
             made = self._with_update(partial(plan, graph, progress=self._progress, alignment=_ALIGNMENT))
-        self._originals.clear()  # planned; from here on they would only take memory
+        self._thin_out()
         if self._arena is None or self._arena.nbytes < made.arena_nbytes:
             self._grow(made)
         return ArenaRuntime(made, device=self._device, arena=self._arena, **self._binding)
+
+    def _thin_out(self) -> None:
+        """Once there is a plan, keep of the values before a conversion only those that nobody else has."""
+        kept: Callable[[torch.Tensor], bool] = (
+            self.optimizer.keeps_exactly if isinstance(self.optimizer, FusedOptimizer) else lambda _: False
+        )
+        self._originals = {
+            parameter: None if value is None or kept(parameter) else value
+            for parameter, value in self._originals.items()
+            if value is None or value.dtype is not parameter.dtype
+        }
 
     def _with_update(self, planned: Callable[..., Plan]) -> Plan:
         """The plan that ends with the update, the budget being that of both together."""
@@ -307,11 +322,12 @@ class TrainingStep:
 
     def _link(self, run: ArenaRuntime) -> None:
         """Let parameters and buffers be views of the arena; values move with them."""
-        moved = [(view, live) for view, live in run.linked_states() if live.data_ptr() != view.data_ptr()]
+        states = run.linked_states()
+        moved = any(live.data_ptr() != view.data_ptr() for view, live in states)
         if moved:
             self._unlink()  # another plan's places may overlap these
         with torch.no_grad():
-            for view, live in run.linked_states() if moved else ():
+            for view, live in states if moved else ():
                 view.copy_(live)
                 live.data = view
         if moved and self._update is not None:

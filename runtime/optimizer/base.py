@@ -17,6 +17,7 @@ from runtime.optimizer.linking import narrowed, refuse_reshaped, regrouped, slot
 from runtime.optimizer.precision import Precision
 from runtime.optimizer.shown import Shown
 from runtime.optimizer.state import clear_states, export_state, import_edited, import_states, worth_saving
+from runtime.optimizer.stepping import Asked, update_from_host, update_on_device
 from runtime.optimizer.workspace import Slot, Workspace
 
 Loss = torch.Tensor | float | None
@@ -116,75 +117,19 @@ class FusedOptimizer(torch.optim.Optimizer):
             for workspace in self._workspaces:
                 workspace.collect(last=True)
         busy = [workspace for workspace in self._workspaces if workspace.active.any()]
-        settings = np.array([self.setting(group) for group in self.param_groups], dtype=np.float64)
-        self.launches = 0
-        if all(workspace.backend.host for workspace in busy):
-            self._update_from_host(busy, settings, grad_scale, found_inf)
-        else:
-            self._update_on_device(busy, settings, grad_scale, found_inf)
-
-    def _update_from_host(self, busy: list[Workspace], settings: Any, grad_scale: Any, found_inf: Any) -> None:
-        if found_inf is not None:
-            found = bool(found_inf)
-        elif self.checks(scaled=grad_scale is not None):
-            found = any(workspace.backend.overflow(workspace) for workspace in busy)
-        else:
-            found = False
-        scale = 1.0 if grad_scale is None else float(grad_scale)
-        if scale == 0:
-            raise OptimizerError("grad_scale=0: gradients cannot be divided by it; give the scaler a floor")
-        factor = 1.0 / scale
-        self._last_norm = None
-        if self.max_grad_norm is not None and not found:
-            norm = math.sqrt(sum(workspace.backend.squares(workspace) for workspace in busy)) * factor
-            self._last_norm = norm
-            factor *= min(1.0, self.max_grad_norm / (norm + 1e-6))
-        self._last_found = found
-        if found:
-            self._skipped += 1
-        for workspace in busy:
-            if not found:
-                workspace.backend.update(workspace, self.rule, settings, factor, self.seed)
-                self.launches += 1
-            workspace.advance(found)
-
-    def _update_on_device(self, busy: list[Workspace], settings: Any, grad_scale: Any, found_inf: Any) -> None:
-        """The same without waiting: what decides is computed, and read by the update, on the device."""
-        device = next(workspace.device for workspace in busy if not workspace.backend.host)
-
-        def number(value: Any) -> torch.Tensor:
-            return torch.as_tensor(value, dtype=torch.float64).to(device, non_blocking=True).reshape(())
-
-        found, squares = number(0.0), number(0.0)
-        checks = found_inf is None and self.checks(scaled=grad_scale is not None)
-        if found_inf is not None:
-            found = number(found_inf)
-        for workspace in busy if checks or self.max_grad_norm is not None else ():
-            if workspace.backend.host:
-                seen, sizes = workspace.backend.overflow(workspace), workspace.backend.squares(workspace)
-            else:
-                seen, sizes = workspace.backend.scan(workspace)
-            found = found + number(seen) if checks else found
-            squares = squares + number(sizes)
-        found = (found != 0).to(torch.float32)
-        factor = number(1.0) if grad_scale is None else 1.0 / number(grad_scale)
-        self._last_norm = None
-        if self.max_grad_norm is not None:
-            norm = squares.sqrt() * factor
-            self._last_norm = torch.where(found == 0, norm, math.nan)
-            factor = factor * (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-        self._last_found = found
-        self._skipped = self._skipped + found
-        signal = torch.stack((found.double(), factor))
-        for workspace in busy:
-            if not workspace.backend.host:
-                here = signal.to(workspace.device, non_blocking=True)
-                workspace.backend.update(workspace, self.rule, settings, here, self.seed)
-                self.launches += 1
-            elif not bool(found):
-                workspace.backend.update(workspace, self.rule, settings, float(factor), self.seed)
-                self.launches += 1
-            workspace.advance(found.to(workspace.device, non_blocking=True))
+        asked = Asked(
+            self.rule,
+            np.array([self.setting(group) for group in self.param_groups], dtype=np.float64),
+            self.seed,
+            self.checks(scaled=grad_scale is not None),
+            self.max_grad_norm,
+            grad_scale,
+            found_inf,
+        )
+        on_host = all(workspace.backend.host for workspace in busy)
+        outcome = (update_from_host if on_host else update_on_device)(busy, asked)
+        self._last_found, self._last_norm, self.launches = outcome.found, outcome.norm, outcome.launches
+        self._skipped = self._skipped + outcome.found
 
     def renew(self) -> None:
         """Take over what the caller changed since the last step: parameters in groups, entries of ``state``."""
@@ -336,6 +281,10 @@ class FusedOptimizer(torch.optim.Optimizer):
                     block = blocks[prefix + name].detach()
                     workspace.blocks[name] = block.copy_(workspace.blocks[name])
         self._publish()
+
+    def keeps_exactly(self, parameter: torch.Tensor) -> bool:
+        """Whether `master` gives every bit of the FP32 value that a 16-bit parameter stands for."""
+        return parameter in self._slots and self._slots[parameter][0].master in (codes.MASTER, codes.SPLIT)
 
     def master(self, parameter: torch.Tensor) -> torch.Tensor:
         """A copy of a parameter in full precision, as exactly as it is kept."""

@@ -80,6 +80,7 @@ class PlannedUpdate:
         self._scale = None if scale is None else scale[1]
         optimizer.follow()
         self._sent: dict[str, Any] = {}
+        self._unread = False
         self._skipped = 0
         self._settings = torch.zeros(len(optimizer.param_groups) * codes.SETTINGS, dtype=torch.float64, device=device)
         self._control = torch.zeros(CONTROL_NUMEL, dtype=torch.float64, device=device)
@@ -155,6 +156,7 @@ class PlannedUpdate:
 
     def finish(self) -> None:
         """Tell optimizer and scaler that a step was taken."""
+        self._unread = True
         self.optimizer.took(len(self.description.launches), self.settle)
         if self.scaler.enabled:
             self.scaler.took(self.settle)
@@ -167,7 +169,10 @@ class PlannedUpdate:
         return not self.optimizer.last_step_skipped
 
     def settle(self) -> None:
-        """Read what the last step did, waiting for it, and tell optimizer and scaler."""
+        """Read what the last step did, waiting for it, and tell optimizer and scaler; nothing if that is done."""
+        if not self._unread:
+            return  # a state that was loaded since is theirs to keep
+        self._unread = False
         values = self._control.cpu().numpy()
         skipped = int(values[SKIPPED]) - self._skipped
         self._skipped += skipped

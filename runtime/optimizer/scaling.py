@@ -245,6 +245,8 @@ class LossScaler:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take a state over; `torch.amp.GradScaler`'s as well. What is missing stays as it is.
 
+        A scale below the floor or above the ceiling becomes that.
+
         Raises:
             OptimizerError: a number out of its range; then nothing is taken over.
         """
@@ -256,18 +258,22 @@ class LossScaler:
         new["_good_steps"] = state.get("good_steps", state.get("_growth_tracker", self._good_steps))
         new["_skipped"] = state.get("skipped_steps", self._skipped)
         new["_in_a_row"] = state.get("skipped_in_a_row", self._in_a_row)
-        _check_scales(new["_scale"], *(new[name] for name in ("growth_factor", "backoff_factor", "growth_interval")))
+        ranged = ("_scale", "growth_factor", "backoff_factor", "growth_interval", "min_scale", "max_scale")
+        _check_scales(*(new[name] for name in ranged))
+        new["_scale"] = min(max(new["_scale"], new["min_scale"]), new["max_scale"])
         for name, value in new.items():
             setattr(self, name, float(value) if name in (*floats, "_scale") else int(value))
         self._found.clear()
         self._unscaled.clear()
 
 
-def _check_scales(scale: Any, growth: Any, backoff: Any, interval: Any, least: Any = 1.0, most: Any = 1.0) -> None:
+def _check_scales(scale: Any, growth: Any, backoff: Any, interval: Any, least: Any, most: Any) -> None:
     """Refuse what no loss can be scaled with."""
     for name, value in (("scale", scale), ("min_scale", least), ("max_scale", most)):
         if not isinstance(value, (int, float)) or not 0 < value < math.inf:
             raise OptimizerError(f"{name}={value!r}: give a positive, finite number")
+    if least > most:
+        raise OptimizerError(f"min_scale={least}, max_scale={most}: give a floor that is not above the ceiling")
     known = all(isinstance(value, (int, float)) for value in (growth, backoff, interval))
     if not known or not 1 < growth < math.inf or not 0 < backoff < 1 or not interval >= 1 or interval != int(interval):
         raise OptimizerError(

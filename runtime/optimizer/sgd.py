@@ -104,6 +104,10 @@ class FusedSGD(FusedOptimizer):
             for group in state_dict["param_groups"]
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """As `FusedOptimizer.__getstate__`, and which groups had momentum."""
+        return {**super().__getstate__(), "_had_momentum": self._had_momentum}
+
     def setting(self, group: dict[str, Any]) -> list[float]:
         """A group's row."""
         lr, momentum, dampening = float(group["lr"]), float(group["momentum"]), float(group["dampening"])

@@ -58,18 +58,26 @@ class Slot:
         """This parameter's elements of a flat tensor, in its shape and strides."""
         return flat.as_strided(self.parameter.shape, self.strides, flat.storage_offset() + self.segment.offset)
 
+    def share(self, parameter: torch.Tensor) -> None:
+        """Before a tied parameter's gradient is accumulated: give all of them the same one, their sum, to add it to."""
+        given = [other.grad for other in self.parameters if other.grad is not None]
+        apart = list({id(gradient): gradient for gradient in given}.values())
+        if apart:
+            self._give(parameter, apart[0] if len(apart) == 1 else sum(apart[1:], apart[0]))
+
     def attach(self, parameter: torch.Tensor) -> None:
-        """Move a gradient that was just accumulated into the workspace; tied parameters' gradients add up there."""
+        """Move a gradient that was just accumulated into the workspace; tied parameters get the same one."""
         given, home = parameter.grad, self.gradient
         if given is None or home is None or given is home or given.is_sparse:
             return
-        if given.requires_grad:
-            return  # of a backward with create_graph=True: it may be differentiated itself, and is read where it lies
-        if any(other.grad is home for other in self.parameters):
-            home.add_(given)
-        else:
-            home.copy_(given)
-        parameter.grad = home
+        # That of a backward with create_graph=True may be differentiated itself, and is read where it lies.
+        self._give(parameter, given if given.requires_grad else home.copy_(given))
+
+    def _give(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """To the parameter, and to those tied to it that have one."""
+        for other in self.parameters:
+            if other is parameter or other.grad is not None:
+                other.grad = gradient
 
 
 class Workspace:
@@ -166,6 +174,9 @@ class Workspace:
                     parameter.grad = slot.gradient
                 if parameter.requires_grad:
                     slot.hooks.append(_register(parameter, _attaching(slot)))
+                    if len(slot.parameters) > 1:
+                        register: Any = parameter.register_hook
+                        slot.hooks.append(register(_sharing(slot, parameter)))
 
     def unlink(self) -> None:
         """Leave the parameters as they are and take no more part in their backward passes."""
@@ -404,6 +415,18 @@ def _attaching(slot: Slot) -> Any:
             linked.attach(parameter)
 
     return attach
+
+
+def _sharing(slot: Slot, parameter: torch.Tensor) -> Any:
+    """The same for the hook that comes before, which is not told the parameter."""
+    held, owner = weakref.ref(slot), weakref.ref(parameter)
+
+    def share(_gradient: torch.Tensor) -> None:
+        linked, tensor = held(), owner()
+        if linked is not None and tensor is not None:
+            linked.share(tensor)
+
+    return share
 
 
 def _register(parameter: torch.Tensor, hook: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import random
 from collections import defaultdict
 
 import pytest
@@ -261,6 +262,34 @@ def test_a_backward_that_can_be_differentiated():
     alike(program)
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+@pytest.mark.parametrize("seed", range(20))
+def test_tied_parameters_have_one_gradient_however_backwards_follow_each_other(seed):
+    def program(kind):
+        chosen = random.Random(seed)
+        first = nn.Parameter(torch.linspace(-1, 1, 5, dtype=torch.float64))
+        second = nn.Parameter(first.data) if kind is FusedSGD else first
+        optimizer = kind([first, second] if kind is FusedSGD else [first], lr=0.01)
+        seen = []
+        for _ in range(8):
+            loss = torch.zeros((), dtype=torch.float64)
+            for part, weight in ((lambda x: (x**3).sum(), first), (lambda x: x.sin().sum(), second)):
+                loss = loss + part(weight) if chosen.random() < 0.7 else loss
+            if loss.requires_grad:
+                loss.backward(create_graph=chosen.random() < 0.5)
+            held = {id(weight.grad): weight.grad for weight in (first, second) if weight.grad is not None}
+            assert len(held) <= 1
+            seen += [gradient.detach().clone() for gradient in held.values()]
+            what = chosen.random()
+            if what < 0.3:
+                optimizer.zero_grad(set_to_none=what < 0.2)
+            elif what < 0.7:
+                optimizer.step()
+        return first, second, *seen
+
+    alike(program, (FusedSGD, torch.optim.SGD))
+
+
 def test_lazy_modules_join_when_they_have_a_shape():
     def program(kind):
         torch.manual_seed(0)
@@ -292,6 +321,24 @@ def test_what_cannot_be_updated_is_refused_in_one_line():
     weight.grad.data = torch.ones(5)
     with pytest.raises(OptimizerError, match=r"gradient of .* has shape \(5,\)"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["compiled", "aten"])
+def test_momentum_that_is_switched_on_in_a_copy_begins_undamped(name):
+    def program(kind):
+        held = parameters()
+        optimizer = kind(held, lr=0.1, dampening=0.5)
+        give(held, 0)
+        optimizer.step()
+        held, optimizer = copy.deepcopy((held, optimizer))
+        optimizer.param_groups[0]["momentum"] = 0.9
+        for step in (1, 2):
+            give(held, step)
+            optimizer.step()
+        return held
+
+    with backend(name):
+        alike(program, (FusedSGD, torch.optim.SGD))
 
 
 @pytest.mark.parametrize("name", ["compiled", "aten"])

@@ -165,6 +165,8 @@ def test_wrong_arguments_are_refused(options):
         {"growth_factor": 0.5},
         {"backoff_factor": 2.0},
         {"growth_interval": 0},
+        {"min_scale": 0.0},
+        {"min_scale": 2.0**20, "max_scale": 2.0**10},
     ],
 )
 def test_a_state_that_no_loss_can_be_scaled_with_is_refused_and_changes_nothing(state):
@@ -173,6 +175,13 @@ def test_a_state_that_no_loss_can_be_scaled_with_is_refused_and_changes_nothing(
     with pytest.raises(OptimizerError):
         scaler.load_state_dict({"skipped_steps": 3, **state})
     assert scaler.state_dict() == before
+
+
+def test_a_loaded_scale_is_brought_within_the_bounds():
+    scaler = LossScaler(8.0, min_scale=1.0, max_scale=1024.0)
+    for given, taken in ((0.5, 1.0), (64.0, 64.0), (2.0**30, 1024.0)):
+        scaler.load_state_dict({"scale": given})
+        assert scaler.get_scale() == taken
 
 
 def test_sparse_gradients_of_other_optimizers_are_unscaled():

@@ -15,7 +15,7 @@ from torch.overrides import _get_current_function_mode_stack
 import runtime
 from planner.errors import TraceError
 from runtime import TrainingStep
-from runtime.errors import InputError, OptimizerError
+from runtime.errors import ArenaMemoryError, InputError, OptimizerError
 from runtime.optimizer import FusedAdamW
 
 
@@ -197,6 +197,43 @@ def test_a_step_that_cannot_be_planned_leaves_model_and_optimizer_as_they_were(p
             each.step()
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in ours.modules())
     assert not ours._state_dict_hooks
+
+
+@pytest.mark.parametrize("master", ["split", "fp32", "none"])
+def test_a_plan_whose_arena_cannot_be_had_leaves_model_and_optimizer_as_they_were(
+    master: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: Any) -> None:
+        raise ArenaMemoryError("none left")
+
+    torch.manual_seed(0)
+    tied = nn.Parameter(torch.randn(4, 4))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2).requires_grad_(requires_grad=False))
+    model[0].weight = model[1].weight = tied
+    before = copy.deepcopy(model)
+    optimizer = FusedAdamW(model.parameters(), lr=0.1, master=master)
+    monkeypatch.setattr("runtime.training.Arena", none_left)
+    with pytest.raises(ArenaMemoryError):
+        TrainingStep(model, square, torch.ones(2, 4), optimizer=optimizer, precision="fp16")
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    for one, other in zip(model.parameters(), before.parameters(), strict=True):
+        assert one.dtype is torch.float32
+        assert torch.equal(one, other) or (master == "none" and torch.equal(one, other.half().float()))
+    square(model(torch.ones(2, 4))).backward()
+    optimizer.step()
+    assert not torch.equal(tied, before[0].weight)
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_model_converted_behind_the_plans_back_is_refused(planned: bool) -> None:
+    model = nn.Linear(4, 2)
+    step = TrainingStep(model, square, torch.ones(2, 4), optimizer=FusedAdamW(model.parameters()) if planned else None)
+    step(torch.ones(2, 4))
+    model.half()
+    with pytest.raises(InputError, match=r"model\.weight: it is torch\.float16 \(2, 4\) now, the plan was made for"):
+        step(torch.ones(2, 4))
+    model.float()
+    assert step(torch.ones(2, 4)).isfinite()
 
 
 def test_an_optimizer_of_another_model_changes_nothing() -> None:

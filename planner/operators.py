@@ -228,16 +228,17 @@ def may_overwrite(operation: Operation, output: Tensor, operand: Tensor, operand
     )
 
 
-def unplanned_nbytes(operation: Operation, tensors: Sequence[Tensor]) -> int:
-    """Bytes the operation allocates outside the arena on a CPU; zero for one with a true out-form.
+def unplanned_nbytes(operation: Operation, tensors: Sequence[Tensor], *, on_cpu: bool = True) -> int:
+    """Bytes the operation allocates outside the arena; zero for one with a true out-form.
 
-    ``tensors`` are the graph's. A 16-bit product needs its float32 tiles (once, shared by all); an operator without an
-    out-form returns new tensors; a convolution needs room besides.
+    ``tensors`` are the graph's. On a CPU a 16-bit product needs its float32 tiles (once, shared by all). An operator
+    without an out-form returns new tensors; a convolution needs room besides. What ATen's operators allocate is as
+    measured on a CPU.
     """
     outputs = [tensors[index] for index in operation.outputs if index is not None]
     result_nbytes = sum(output.numel * output.itemsize for output in outputs)
     if operation.operator == MATMUL:
-        return _tile_nbytes(operation, tensors) if outputs and outputs[0].dtype in HALF else 0
+        return _tile_nbytes(operation, tensors) if on_cpu and outputs and outputs[0].dtype in HALF else 0
     if operation.operator.startswith("arenaplan."):
         return 0
     found = facts(operation.operator)

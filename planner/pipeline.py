@@ -54,6 +54,7 @@ def plan(
     recompute: bool = True,
     pins: Mapping[str, int] | None = None,
     time_limit: float = 10.0,
+    device: str = "cpu",
     progress: Progress | None = None,
 ) -> Plan:
     """Plan where every tensor of a traced graph lies.
@@ -72,6 +73,7 @@ def plan(
             at most a tenth more work; to keep a budget as many as it takes.
         pins: offsets, by name, of storages that already lie somewhere: what a forward left for its backward.
         time_limit: seconds the packing may take at most.
+        device: where the plan is to run, ``"cpu"`` or ``"cuda"``: decides only what is listed as unplanned.
         progress: called with a line of text at each stage.
 
     Returns:
@@ -114,7 +116,7 @@ def plan(
         best = within(fitting, stages, again=recompute and strategy != "traced")
     if best is None:
         raise StrategyError(strategy, "the graph has no operation it applies to")
-    finished = _finish(graph, *best, alignment, attention_formula(base))
+    finished = _finish(graph, *best, alignment, attention_formula(base), on_cpu=device.partition(":")[0] == "cpu")
     if label is not None and finished.slices is None:
         finished = replace(finished, strategy=label)
     verify(finished, graph)
@@ -240,7 +242,9 @@ def _ordered(graph: Graph, alignment: int, donate: bool) -> Iterator[Variant]:
         yield measured("materialized", None, schedule.apply(graph), alignment, donate)
 
 
-def _finish(traced: Graph, variant: Variant, colouring: Colouring, alignment: int, formula: Formula | None) -> Plan:
+def _finish(
+    traced: Graph, variant: Variant, colouring: Colouring, alignment: int, formula: Formula | None, *, on_cpu: bool
+) -> Plan:
     placements: list[Placement | None] = [None] * len(variant.found)
     for chain, offset in zip(chains(variant.found), colouring.offsets, strict=True):
         for index in chain:
@@ -259,16 +263,16 @@ def _finish(traced: Graph, variant: Variant, colouring: Colouring, alignment: in
         algorithm=colouring.algorithm,
         proved_optimal=colouring.proved_optimal or arena == variant.lower_bound_nbytes,
         formula=formula,
-        unplanned=_unplanned(variant.graph),
+        unplanned=_unplanned(variant.graph, on_cpu=on_cpu),
     )
 
 
-def _unplanned(graph: Graph) -> tuple[Unplanned, ...]:
+def _unplanned(graph: Graph, *, on_cpu: bool) -> tuple[Unplanned, ...]:
     """What allocates outside the arena, by operator; a lane's products share their tiles, so the largest counts."""
     totals: dict[str, int] = {}
     tiles: dict[int | None, int] = {}
     for operation in graph.operations:
-        nbytes = unplanned_nbytes(operation, graph.tensors)
+        nbytes = unplanned_nbytes(operation, graph.tensors, on_cpu=on_cpu)
         if nbytes and operation.operator == MATMUL:
             tiles[operation.lane] = max(tiles.get(operation.lane, 0), nbytes)
         elif nbytes:

@@ -90,9 +90,14 @@ class TrainingStep:
     ) -> None:
         self.model = model
         self.optimizer = optimizer
-        self._options: dict[str, Any] = {"strategy": strategy, "budget": budget, "recompute": recompute}
         self._attention = attention
         self._device = torch.device(device)
+        self._options: dict[str, Any] = {
+            "strategy": strategy,
+            "budget": budget,
+            "recompute": recompute,
+            "device": self._device.type,
+        }
         self._binding: dict[str, Any] = {"kernels": kernels, "cuda_graph": cuda_graph}
         self._progress = progress
         self._runs: OrderedDict[tuple[Any, ...], ArenaRuntime] = OrderedDict()

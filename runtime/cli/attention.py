@@ -75,6 +75,7 @@ def attention(
             budget=budget,
             alignment=alignment,
             strategy=strategy.value,
+            device=device,
             slices=slices,
             progress=None if as_json else progress,
         )

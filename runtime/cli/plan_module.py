@@ -63,6 +63,7 @@ def plan_module(
             budget=budget,
             alignment=alignment,
             strategy=strategy.value,
+            device=device,
             progress=None if as_json else progress,
         )
         check = None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,28 +35,17 @@ class Section:
             team.run(self._take)  # within it ATen's and MKL's loops run on the thread that calls them
             return
         share = max(before // workers, 1)
-        pool = _pool(workers)
         # ATen's thread count is partly per thread and partly global (MKL's), so it is set here as well as in the pool.
         torch.set_num_threads(share)
         try:
-            shares = [self.lanes[first::workers] for first in range(workers)]
-            waiting: list[Future[None]] = [pool.submit(_work, lanes, share) for lanes in shares]
-            errors = [future.exception() for future in waiting]
+            team.in_pool(partial(_work, self.lanes[first::workers], share) for first in range(workers))
         finally:
             torch.set_num_threads(before)
-        for error in errors:
-            if error is not None:
-                raise error
 
     def _take(self, member: int, members: int) -> None:
         with torch.no_grad():
             for lane in self.lanes[member::members]:
                 _run(lane)
-
-
-@cache
-def _pool(workers: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(workers, thread_name_prefix="arenaplan-lane")
 
 
 def _work(lanes: list[list[Call]], share: int) -> None:

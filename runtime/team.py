@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def share(function: int, words: Any, members: int) -> None:
         each = [words.copy() for _ in range(members)]
         for member, own in enumerate(each):
             own[0] = member
-        list(_pool(members).map(lambda own: _CALLBACK(function)(own.ctypes.data), each))
+        in_pool([partial(_CALLBACK(function), own.ctypes.data) for own in each])
 
 
 def run(work: Callable[[int, int], None]) -> None:
@@ -89,26 +90,58 @@ def run(work: Callable[[int, int], None]) -> None:
     raised is raised here.
     """
     library = _openmp()
-    failures: list[BaseException] = []
+    ended: dict[int, BaseException | None] = {}
 
     def attempt(member: int, members: int) -> None:
         try:
             work(member, members)
+            ended[member] = None
         except BaseException as error:  # noqa: BLE001 - nothing may pass through the C frames; raised below
-            failures.append(error)
+            ended[member] = error
 
     if torch.get_num_threads() == 1:
         attempt(0, 1)
     elif library is None:
         members = torch.get_num_threads()
-        list(_pool(members).map(attempt, range(members), [members] * members))
+        in_pool([partial(attempt, member, members) for member in range(members)])
     else:
         enter = _CALLBACK(lambda _: attempt(library.omp_get_thread_num(), library.omp_get_num_threads()))
         on_all_threads(ctypes.cast(enter, ctypes.c_void_p).value or 0, 0)
-    if failures:
-        raise failures[0]
+        if 0 not in ended:  # the caller is member 0; what is raised outside of `attempt` ctypes only prints
+            raise KeyboardInterrupt
+    for error in ended.values():
+        if error is not None:
+            raise error
+
+
+def in_pool(tasks: Iterable[Callable[[], None]]) -> None:
+    """Call each task on a thread of its own, and return when all have ended, Ctrl-C or not; raises what one raised.
+
+    A task that outlived the call would write into the arena under the next one.
+    """
+    calls = list(tasks)
+    waiting: list[Future[None]] = []
+    failure: BaseException | None = None
+    try:
+        for call in calls:
+            waiting.append(_pool(len(calls)).submit(call))  # noqa: PERF401 - those submitted before Ctrl-C are known
+    except BaseException as error:  # noqa: BLE001 - raised below
+        failure = error
+    while True:
+        try:
+            wait(waiting)
+            break
+        except KeyboardInterrupt as error:
+            failure = error
+    for error in (failure, *(future.exception() for future in waiting)):
+        if error is not None:
+            raise error
 
 
 @cache
 def _pool(members: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(members, thread_name_prefix="arenaplan")
+
+
+if hasattr(os, "register_at_fork"):  # a forked process has the pools' books, but not their threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)

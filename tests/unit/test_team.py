@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
+import os
 import threading
+from concurrent.futures import Future, wait
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -116,3 +121,67 @@ def test_a_compiled_loop_is_called_by_each_member(threads: int) -> None:
     seen.clear()
     team.share(address, given, 1)
     assert seen == [(0, 1, 42)]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_where_a_member_begins_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There ctypes would print it and go on, with the share of one member not done."""
+    library = team._openmp()
+    if library is None:
+        pytest.skip("this build of PyTorch runs on another OpenMP library")
+
+    def interrupted() -> int:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return int(library.omp_get_thread_num())
+
+    changed = SimpleNamespace(
+        GOMP_parallel=library.GOMP_parallel,
+        omp_get_thread_num=interrupted,
+        omp_get_num_threads=library.omp_get_num_threads,
+    )
+    monkeypatch.setattr(team, "_openmp", lambda: changed)
+    before, ended = torch.get_num_threads(), []
+    torch.set_num_threads(3)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            team.run(lambda member, _: ended.append(member))
+    finally:
+        torch.set_num_threads(before)
+    assert sorted(ended) == [1, 2]
+
+
+def test_nothing_runs_on_in_the_pool_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, ended = threading.Event(), []
+
+    def impatient(waiting: list[Future[None]]) -> None:
+        if started.is_set():
+            wait(waiting)
+        else:
+            started.set()
+            raise KeyboardInterrupt
+
+    def task(number: int) -> None:
+        assert started.wait(timeout=60)
+        ended.append(number)
+
+    monkeypatch.setattr(team, "wait", impatient)
+    with pytest.raises(KeyboardInterrupt):
+        team.in_pool([partial(task, number) for number in range(4)])
+    assert sorted(ended) == [0, 1, 2, 3]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_process_has_a_pool_of_its_own() -> None:
+    """As a worker of a `DataLoader` that was started after a plan ran."""
+    together = threading.Barrier(3, timeout=60)
+    team.in_pool([together.wait] * 3)  # so that the pool has all its threads
+    process = multiprocessing.get_context("fork").Process(target=team.in_pool, args=([int] * 3,))
+    process.start()
+    process.join(60)
+    alive = process.is_alive()
+    process.kill()
+    process.join()
+    assert not alive
+    assert process.exitcode == 0

@@ -7,6 +7,7 @@ the backward stays in the arena, which goes back to the pool when the last saved
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -159,6 +160,7 @@ class _Planner:
 
     def _partition(self, joint: GraphModule, inputs: Sequence[Any], *, num_fwd_outputs: int, **options: Any) -> Any:
         self.outputs = num_fwd_outputs
+        _use_all(joint)
         forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
         self.unplanned = backward
         return forward, backward
@@ -256,6 +258,19 @@ def _is_kept(node: torch.fx.Node) -> bool:
     if node.op in ("placeholder", "output"):
         return True
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _use_all(joint: GraphModule) -> None:
+    """Read what is random, gives several results, and is read by nothing: `default_partition` does not know such nodes.
+
+    They stay in the graph since they draw: without them what is random later would not be eager's.
+    """
+    for node in list(joint.graph.nodes):
+        values = node.meta.get("val")
+        if node.op == "call_function" and not node.users and isinstance(values, (tuple, list)) and values:
+            with joint.graph.inserting_after(node):
+                first = joint.graph.call_function(operator.getitem, (node, 0))
+            first.meta["val"] = values[0]
 
 
 def _returned(module: GraphModule) -> Sequence[Any]:

@@ -350,6 +350,24 @@ def test_r01_masks_of_the_forward_in_the_backward() -> None:
         torch.testing.assert_close(nn.functional.dropout(x.detach(), 0.5), y.detach(), rtol=0, atol=0)
 
 
+def test_dropout_that_nobody_reads_draws_as_in_eager() -> None:
+    """Left out, it would change the masks after it."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        nn.functional.dropout(x, 0.5)
+        return nn.functional.dropout(x, 0.5) * x
+
+    compiled = torch.compile(function, backend=backend)
+    x = torch.randn(16, 8, requires_grad=True)
+    for step in range(2):
+        found = []
+        for called in (function, compiled):
+            torch.manual_seed(step)
+            output = called(x)
+            found.append((output, *torch.autograd.grad(output.sum(), x)))
+        torch.testing.assert_close(found[1], found[0])
+
+
 def test_tied_and_frozen_parameters() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

@@ -7,12 +7,14 @@ source too, since compilers vectorise a loop over two arrays only where these do
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from planner.loops import compiled_function
@@ -129,13 +131,18 @@ def compiled(signature: Signature) -> int | None:
         "threads": numba.types.ExternalFunction(THREADS, whole),
         **{name: getattr(vector_math, name) for name in ("exp", "tanh", "sigmoid", "relu", "positive")},
     }
-    return compiled_text(text, namespace, "pointwise")
+    return compiled_text(text, namespace, "pointwise", (vector_math, half_bits))
 
 
-def compiled_text(text: str, namespace: dict[str, Any], folder: str) -> int:
-    """Address of the C function of ``loop`` in a text written from a checked table; kept compiled in a cache folder."""
+def compiled_text(text: str, namespace: dict[str, Any], folder: str, modules: Sequence[ModuleType]) -> int:
+    """Address of the C function of ``loop`` in a text written from a checked table; kept compiled in a cache folder.
+
+    The text names what ``modules``, whose functions it calls, say now, so that it is compiled anew when they change.
+    """
     import numba
 
+    version = hashlib.sha256("".join(map(inspect.getsource, modules)).encode()).hexdigest()
+    text = f"# {version}\n{text}"
     path = _kept(text, folder)
     exec(compile(text, str(path) if path else f"<arenaplan.{folder}>", "exec"), namespace)  # noqa: S102
     kinds: Any = numba.types

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 from functools import cache
 from typing import Any
 
@@ -66,7 +64,7 @@ def _compiled(name: str, dtypes: tuple[torch.dtype | None, ...], numbered: bool)
     import numba
     import numpy as np
 
-    from runtime.kernels import rms_norm_loop, vector_math
+    from runtime.kernels import half_bits, rms_norm_loop, vector_math
 
     whole = numba.types.int32()
     text = source(name, dtypes, numbered)
@@ -80,7 +78,7 @@ def _compiled(name: str, dtypes: tuple[torch.dtype | None, ...], numbered: bool)
         "threads": numba.types.ExternalFunction(THREADS, whole),
         name: getattr(rms_norm_loop, name),
     }
-    return compiled_text(text, namespace, "rms_norm")
+    return compiled_text(text, namespace, "rms_norm", (rms_norm_loop, half_bits, vector_math))
 
 
 def available_here(dtypes: tuple[torch.dtype | None, ...]) -> bool:
@@ -93,13 +91,8 @@ def available_here(dtypes: tuple[torch.dtype | None, ...]) -> bool:
 
 
 def source(name: str, dtypes: tuple[torch.dtype | None, ...], numbered: bool) -> str:
-    """A C function's text: it makes the arrays and calls the loop; names the loop's own text, to be kept anew."""
-    from runtime.kernels import half_bits, rms_norm_loop
-
-    texts = inspect.getsource(rms_norm_loop) + inspect.getsource(half_bits)
-    version = hashlib.sha256(texts.encode()).hexdigest()
+    """A C function's text: it makes the arrays and calls the loop."""
     lines = [
-        f"# {version}",
         "def loop(arguments):",
         f"    words = carray(arguments, ({4 + len(dtypes)},))",
         "    rows, width, parts = words[0], words[1], words[2]",

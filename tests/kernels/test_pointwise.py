@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,6 +182,16 @@ def test_bad_programs_are_refused(arguments: list[Any]) -> None:
 def test_operands_that_do_not_fit_are_refused(operand: Any) -> None:
     with pytest.raises(ArenaError, match="pointwise program"):
         perform(POINTWISE, [(("add", 0, 1),), torch.ones(4), operand], {}, [torch.ones(4)])
+
+
+def test_a_kept_loop_is_compiled_anew_with_the_functions_it_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    monkeypatch.setattr(pointwise_source, "_kept", lambda text, _: texts.append(text))
+    monkeypatch.setattr(pointwise_source, "compiled_function", lambda _: lambda _: SimpleNamespace(address=1))
+    for said in ("before", "before", "after"):
+        monkeypatch.setattr(pointwise_source.inspect, "getsource", lambda _, said=said: said)
+        pointwise_source.compiled_text("def loop(words):\n    pass\n", {}, "pointwise", (pointwise_source,))
+    assert texts[0] == texts[1] != texts[2]
 
 
 def test_source_names_nothing_from_the_program() -> None:

@@ -109,9 +109,9 @@ def run(work: Callable[[int, int], None]) -> None:
         on_all_threads(ctypes.cast(enter, ctypes.c_void_p).value or 0, 0)
         if 0 not in ended:  # the caller is member 0; what is raised outside of `attempt` ctypes only prints
             raise KeyboardInterrupt
-    for error in ended.values():
-        if error is not None:
-            raise error
+    for raised in ended.values():
+        if raised is not None:
+            raise raised
 
 
 def in_pool(tasks: Iterable[Callable[[], None]]) -> None:
@@ -133,9 +133,9 @@ def in_pool(tasks: Iterable[Callable[[], None]]) -> None:
             break
         except KeyboardInterrupt as error:
             failure = error
-    for error in (failure, *(future.exception() for future in waiting)):
-        if error is not None:
-            raise error
+    for raised in (failure, *(future.exception() for future in waiting)):
+        if raised is not None:
+            raise raised
 
 
 @cache

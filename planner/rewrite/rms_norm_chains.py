@@ -216,8 +216,9 @@ class Chains:
             return None
         gone |= {summed[0], made[0]}
         shape = self.program.tensors[turned].shape
-        count = prod(shape[-axes:])
-        second = self._second(product, count, shape, gone)
+        if not prod(shape):
+            return None
+        second = self._second(product, prod(shape[-axes:]), shape, gone)
         if second is None:
             return None
         x, term = second

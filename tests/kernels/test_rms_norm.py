@@ -297,6 +297,15 @@ def test_norms_right_after_one_another(kind: str, mode: str) -> None:
             torch.testing.assert_close(ours, reference.detach(), **tolerance)
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0)])
+@pytest.mark.parametrize("kind", NORMS)
+def test_nothing_to_normalise(kind: str, shape: tuple[int, int]) -> None:
+    module, x = NORMS[kind](shape[1]), torch.ones(shape)
+    ours, eager = joint(module, x, torch.ones(shape)), gradients(module, x, torch.ones(shape))
+    assert ours.keys() == eager.keys()
+    assert all(torch.equal(ours[name], value) for name, value in eager.items())
+
+
 def test_a_forward_plan_keeps_no_normalised_copy() -> None:
     module, x = nn.RMSNorm((5, 8)).eval(), draw(3, 4, 5, 8).float()
     made = plan(trace(module, (x,), mode="forward"))

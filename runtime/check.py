@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -139,7 +140,7 @@ def check_against_eager(
         module, inputs, loss: what was traced, with real data.
         graph, plan: its trace and its plan.
         steps: at least 2, as some mistakes only show from the second step on.
-        fresh_inputs: draw new floating-point inputs for every step.
+        fresh_inputs: draw new floating-point inputs for every step; those that share memory keep their values.
     """
     eager = copy.deepcopy(module) if isinstance(module, torch.nn.Module) else module
     run = ArenaRuntime(plan, device=device)
@@ -150,7 +151,7 @@ def check_against_eager(
     eager_seconds: list[float] = []
     for step in range(max(steps, 2)):
         torch.manual_seed(seed + step)
-        values = pytree.tree_map(lambda leaf: _redrawn(leaf, fresh_inputs), inputs)
+        values = _copied(inputs, fresh_inputs)
         with attention_as(reference_attention) if fused else nullcontext():
             reference, reference_inputs, grad_outputs, seconds = _eager_step(eager, values, graph, loss, seed + step)
         if fused:
@@ -220,12 +221,30 @@ def _noise_floor(reference: dict[str, Any]) -> float:
     return max((norm for norm in norms if math.isfinite(norm)), default=0.0)
 
 
-def _redrawn(leaf: Any, fresh: bool) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    with torch.no_grad():
-        value = torch.randn_like(leaf) if fresh and leaf.is_floating_point() else leaf.detach().clone()
-    return value.requires_grad_(leaf.requires_grad)
+def _copied(values: Any, fresh: bool = False) -> Any:
+    """The values with tensors of their own; tensors that share memory do so in the copy as well.
+
+    Args:
+        fresh: floating-point tensors that share no memory are drawn anew.
+    """
+    memory = Counter(leaf.untyped_storage().data_ptr() for leaf in _leaves(values))
+    copies: dict[int, torch.UntypedStorage] = {}
+
+    def copy_of(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        place = leaf.untyped_storage().data_ptr()
+        with torch.no_grad():
+            if place and memory[place] > 1 and not leaf.is_conj() and not leaf.is_neg():
+                if place not in copies:
+                    copies[place] = leaf.untyped_storage().clone()  # type: ignore[no-untyped-call]
+                value = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
+                value.set_(copies[place], leaf.storage_offset(), leaf.shape, leaf.stride())
+            else:
+                value = torch.randn_like(leaf) if fresh and leaf.is_floating_point() else leaf.detach().clone()
+        return value.requires_grad_(leaf.requires_grad)
+
+    return pytree.tree_map(copy_of, values)
 
 
 def _leaves(values: Any) -> list[torch.Tensor]:
@@ -240,7 +259,7 @@ def _eager_step(
     module: Callable[..., Any], values: Any, graph: Graph, loss: Callable[[Any], Any] | None, seed: int
 ) -> tuple[dict[str, Any], list[torch.Tensor], list[torch.Tensor], float]:
     """Results by name, the inputs afterwards, the incoming gradients drawn, and seconds of the planned part."""
-    copies = pytree.tree_map(lambda leaf: _redrawn(leaf, False), values)
+    copies = _copied(values)
     device = next((leaf.device for leaf in _leaves(copies)), torch.device("cpu"))
     torch.manual_seed(seed)
     started = now(device)
@@ -293,7 +312,7 @@ def _arguments(values: Any, graph: Graph, grad_outputs: list[torch.Tensor]) -> l
 def _planned_step(
     run: ArenaRuntime, values: Any, graph: Graph, grad_outputs: list[torch.Tensor]
 ) -> tuple[dict[str, Any], list[torch.Tensor], float]:
-    copies = pytree.tree_map(lambda leaf: _redrawn(leaf, False), values)
+    copies = _copied(values)
     arguments = _arguments(copies, graph, grad_outputs)
     run.arena.poison()
     started = now(run.arena.device)
@@ -312,7 +331,7 @@ def _planned_step(
 
 def _eager_peak(module: Callable[..., Any], values: Any, graph: Graph, loss: Callable[[Any], Any] | None) -> int:
     """Most bytes eager holds at once above the start of the pass, results included."""
-    copies = pytree.tree_map(lambda leaf: _redrawn(leaf, False), values)
+    copies = _copied(values)
 
     def forward() -> list[torch.Tensor]:
         outputs = _call(module, copies)

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -45,7 +46,7 @@ class Captured:
         output_names: of the tensors the module returns, flattened.
         backward_starts_after: name of the last fx node of the forward pass, or ``None``.
         bindings: the live tensors behind the states.
-        rebuild: puts flattened outputs back into the module's structure.
+        rebuild: puts flattened outputs back into the module's structure, beside what it returned that is no tensor.
     """
 
     module: torch.fx.GraphModule
@@ -69,6 +70,7 @@ class _Found:
     outputs_spec: pytree.TreeSpec | None = None
     grad_output_names: list[str] = field(default_factory=list)
     output_count: int = 0
+    plain: dict[int, object] = field(default_factory=dict)
 
 
 def capture(
@@ -111,7 +113,9 @@ def capture(
     ) -> tuple[list[Any], list[Any]]:
         _keep_user_frames()
         outputs, found.outputs_spec = pytree.tree_flatten(forward(states, inputs))
+        _require_plain(outputs)
         found.output_count = len(outputs)
+        found.plain = {k: item for k, item in enumerate(outputs) if not isinstance(item, torch.Tensor)}
         if mode == "forward":
             origins.finish()
             return outputs, []
@@ -155,13 +159,35 @@ def capture(
         output_names=tuple(f"output.{index}" for index in range(found.output_count)),
         backward_starts_after=found.backward_starts_after,
         bindings={name: tensor for name, tensor in live.items() if tensor.device.type != "meta"},
-        rebuild=lambda flat: pytree.tree_unflatten(flat, spec_of_outputs),
+        rebuild=lambda flat: pytree.tree_unflatten(
+            [found.plain.get(index, item) for index, item in enumerate(flat)], spec_of_outputs
+        ),
     )
 
 
 CONTROL_FLOW = "it is control flow, whose path or number of turns only the data decide"
 CONTROL_FLOW_REMEDY = "choose with torch.where, write a loop of fixed length in Python, or run it outside the module"
 _NO_GRADIENT = 'call requires_grad_() on an input or parameter, or trace with mode="forward"'
+
+
+#: What a module may return beside tensors, None and numbers: what torch.fx keeps as it is.
+_PLAIN = (torch.Tensor, bool, int, float, complex, str, type(None), type(...), range, slice, Enum)
+_PLAIN_OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def _require_plain(outputs: Sequence[object]) -> None:
+    """Refuse outputs that hold tensors where nobody finds them, such as the cache of a Hugging Face model.
+
+    Raises:
+        TraceError: one is an object that is none of those torch.fx keeps.
+    """
+    for item in outputs:
+        if not isinstance(item, (*_PLAIN, *_PLAIN_OF_TORCH)):
+            raise TraceError(
+                "the output",
+                f"it holds a {type(item).__name__}, which cannot be taken apart into tensors",
+                "return tensors in tuples, lists or dicts (of a Hugging Face model: pass use_cache=False)",
+            )
 
 
 def _functional(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.cli.interrupts import stopped_at_once
@@ -22,9 +23,17 @@ _LIGHT = frozenset({"pack", "inspect", "snapshot", "estimate"})
 def main() -> None:
     """Entry point of the command; those that read files only, and `estimate`, start without importing torch."""
     with stopped_at_once():
+        _open_closed_streams()
         name = sys.argv[1] if len(sys.argv) > 1 else ""
         status = _call_light(name) if name in _LIGHT else _call(_all(), sys.argv[1:], "arenaplan")
         sys.exit(_flushed(status))
+
+
+def _open_closed_streams() -> None:
+    """Where standard output or error was closed (``>&-``), Python has none: what is written goes nowhere then."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (open until the end)
 
 
 def _all() -> Typer:

@@ -25,6 +25,13 @@ _FAILURES = (VerificationError, CapacityError, MemoryError, ArenaMemoryError)
 #: System errors that no other argument would have avoided.
 _FAILED_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM})
 
+#: What the command framework raises for itself: exits and wrong usage.
+_FRAMEWORK: tuple[type[BaseException], ...] = (typer.Exit, typer.Abort, *typer.BadParameter.__mro__[1:3])
+
+#: Remedies for errors that nobody raised on purpose.
+OUT_OF_MEMORY = "take a smaller shape, or plan without --run, which needs no memory for data"
+UNEXPECTED = "--debug shows where; unless that is your own code, please report it"
+
 
 class CallError(Exception):
     """The command was called wrongly: an option out of range, a name that does not exist."""
@@ -58,6 +65,18 @@ def one_line_errors(debug: bool = False) -> Iterator[None]:
             raise
         say("interrupted")
         raise typer.Exit(INTERRUPTED) from None
+    except Exception as error:
+        if debug or isinstance(error, _FRAMEWORK):
+            raise
+        say(f"error: {describe(error)}; {OUT_OF_MEMORY if out_of_memory(error) else UNEXPECTED}")
+        raise typer.Exit(FAILED) from None
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether PyTorch failed to allocate: on a CPU that is a plain RuntimeError, on a device a class of its own."""
+    if type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "alloc_cpu.cpp" in str(error)
 
 
 def exit_status(error: BaseException) -> int:
@@ -77,6 +96,10 @@ def describe(error: BaseException) -> str:
         text = f"{where}: {error.strerror}" if where else error.strerror
     elif isinstance(error, MemoryError):
         text = f"not enough memory{f': {error}' if str(error) else ''}"
+    elif out_of_memory(error):
+        text = f"not enough memory: {str(error).rpartition('DefaultCPUAllocator: ')[2]}"
+    elif type(error).__module__ == "builtins":
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     else:
         text = str(error) or type(error).__name__
     return " ".join(text.split())

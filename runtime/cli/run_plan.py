@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -96,7 +97,29 @@ def generated(plan: Plan, seed: int, device: str) -> tuple[list[torch.Tensor], d
         return value.to(device)
 
     states = {port.name: make(port) for port in plan.graph.states}
-    return [make(port) for port in plan.graph.inputs], states
+    return _sharing(plan, [make(port) for port in plan.graph.inputs]), states
+
+
+def _sharing(plan: Plan, values: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The inputs, those that shared memory when traced as views of one block; indices are written last."""
+    tensors = [plan.graph.tensors[port.tensor] if port.tensor is not None else None for port in plan.graph.inputs]
+    storages = Counter(tensor.storage for tensor in tensors if tensor is not None)
+    blocks: dict[int, torch.UntypedStorage] = {}
+    found = list(values)
+    for position in sorted(range(len(values)), key=lambda i: not values[i].dtype.is_floating_point):
+        tensor = tensors[position]
+        if tensor is None or storages[tensor.storage] == 1:
+            continue
+        value = values[position]
+        if tensor.storage not in blocks:
+            nbytes = plan.graph.storages[tensor.storage].nbytes
+            blocks[tensor.storage] = torch.zeros(nbytes, dtype=torch.uint8, device=value.device).untyped_storage()
+        view = torch.empty(0, dtype=value.dtype, device=value.device)
+        view.set_(blocks[tensor.storage], tensor.offset // tensor.itemsize, tensor.shape, tensor.strides)
+        if all(stride or size <= 1 for size, stride in zip(tensor.shape, tensor.strides, strict=True)):
+            view.copy_(value)
+        found[position] = view
+    return found
 
 
 def _differences(run: ArenaRuntime, reference: ArenaRuntime) -> list[str]:

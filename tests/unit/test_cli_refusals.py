@@ -134,6 +134,48 @@ def test_a_full_standard_output_is_status_1_in_one_line(plan_file, arguments):
     assert done.stderr == "arenaplan: error: standard output, or a temporary file: No space left on device\n"
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_are_no_error(plan_file, closed):
+    command = f'"{sys.executable}" -c "from runtime.cli import main; main()" inspect plan.json {closed}'
+    environment = {**os.environ, "PYTHONPATH": str(Path(planner.__file__).parents[1])}
+    done = subprocess.run(
+        command,
+        shell=True,
+        check=False,
+        env=environment,
+        cwd=plan_file.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.stdout == "") == (">&-" in closed.split())
+
+
+def test_no_memory_for_data_is_status_1_and_one_line(files, call):
+    """1 PiB of inputs, more than any machine maps."""
+    status, out, err = call("attention", "-B", 2**20, "-N", 1, "-L", 2**20, "-H", 256, "--run")
+    assert (status, out) == (1, "")
+    assert err.startswith("arenaplan: error: not enough memory: ")
+    assert "plan without --run" in err
+    assert err.count("\n") == 1
+
+
+def test_an_error_nobody_expected_is_one_line_and_a_traceback_with_debug(plan_file, call, monkeypatch):
+    def broken(*_arguments: object, **_keywords: object) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr("runtime.cli.run_plan.generated", broken)
+    status, out, err = call("run", plan_file)
+    assert (status, out) == (1, "")
+    assert err == (
+        "arenaplan: error: KeyError: 'lost'; --debug shows where; unless that is your own code, please report it\n"
+    )
+    monkeypatch.setattr(sys, "argv", ["arenaplan", "run", str(plan_file), "--debug"])
+    with pytest.raises(KeyError):
+        cli.main()
+
+
 def test_a_packing_replaces_a_file_whole_or_not_at_all(files, call, monkeypatch):
     (files / "out.csv").write_text("as it was")
 

@@ -132,6 +132,14 @@ def _saved(
         if port.tensor is not None and builder.tensors[port.tensor].storage not in written:
             needed.setdefault(builder.tensors[port.tensor].storage, None)
     grad_outputs = set(captured.grad_output_names)
+    ports = [builder.tensors[builder.index(nodes[name])] for name in captured.input_names]
+    pairs = [(ports[i], ports[j]) for i, j, _ in _aliased(builder, captured, nodes)]
+    # Inputs that are the same part of it lose nothing.
+    shared = {
+        one.storage
+        for one, two in pairs
+        if (one.offset, one.shape, one.strides, one.dtype) != (two.offset, two.shape, two.strides, two.dtype)
+    }
     saved: list[Port] = []
     producers: list[torch.fx.Node] = []
     for storage in needed:
@@ -141,6 +149,8 @@ def _saved(
         found = builder.tensor_of.get(node) if node is not None else None
         if node is None or not isinstance(found, int):
             node, found = _whole(builder, storage)
+        elif storage in shared and not _covers(builder, found):
+            node, found = _whole_input(builder, storage)
         index = found
         saved.append(Port(f"saved.{builder.tensors[index].name}", index))
         producers.append(node)
@@ -160,6 +170,29 @@ def _aliased(builder: Builder, captured: Captured, nodes: dict[str, torch.fx.Nod
             if one.storage == two.storage and one.numel and two.numel:
                 found.append((first, second, two.offset - one.offset))
     return found
+
+
+def _covers(builder: Builder, index: int) -> bool:
+    """Whether a tensor is every byte of its storage."""
+    tensor = builder.tensors[index]
+    whole = builder.storages[tensor.storage].nbytes
+    return tensor.offset == 0 and tensor.end == whole == tensor.numel * tensor.itemsize
+
+
+def _whole_input(builder: Builder, storage: int) -> tuple[torch.fx.Node, int]:
+    """The first fx node that is all of a storage which several inputs share: of a part, the rest would be lost.
+
+    Raises:
+        TraceError: there is none.
+    """
+    for node, index in builder.tensor_of.items():
+        if isinstance(index, int) and builder.tensors[index].storage == storage and _covers(builder, index):
+            return node, index
+    raise TraceError(
+        builder.storages[storage].name,
+        "inputs share its memory, and none of them is all of it",
+        'pass copies of them (clone()), or trace with mode="joint"',
+    )
 
 
 def _whole(builder: Builder, storage: int) -> tuple[torch.fx.Node, int]:

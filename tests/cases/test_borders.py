@@ -120,3 +120,31 @@ def test_objects_that_may_hold_tensors_are_refused_by_their_type(make, mode: str
     """A Hugging Face model's DynamicCache, or a dataclass."""
     with pytest.raises(TraceError, match=r"the output: it holds a \w+, which cannot be taken apart into tensors; "):
         trace(Returns(make), (X,), mode=mode)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_saved_parts_of_one_memory_are_refused_or_right(apart: bool) -> None:
+    """A backward saves one tensor for each storage: of one part of it, the other part cannot be read."""
+    numbers = torch.tensor([1, 5, 3, 8])
+    one, two = (numbers[:-1].clone(), numbers[1:].clone()) if apart else (numbers[:-1], numbers[1:])
+    table = nn.Embedding(9, 9)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = table
+
+        def forward(self, one, two):
+            return (self.table(one) * two[:, None]).sum()
+
+    if not apart:
+        with pytest.raises(TraceError, match=r"none of them is all of it; pass copies of them \(clone\(\)\)"):
+            trace(Model(), (one, two))
+        return
+    graph = trace(Model(), (one, two))
+    Model()(one, two).backward()
+    assert graph.forward is not None
+    found = ArenaRuntime(plan(graph), state=dict(Model().named_parameters()))(
+        *graph.forward(one, two)[1], torch.ones(())
+    )
+    torch.testing.assert_close(found["table.weight"], table.weight.grad)

@@ -105,7 +105,9 @@ def to_grid(x):
 @triton.jit
 def plus(value, factor, x):
     """``value + factor · x``; what is infinite times 0 is nothing here."""
-    return tl.where(factor != 0.0, value + factor * x, value)
+    if factor != 0.0:
+        value = value + factor * x
+    return value
 
 
 @triton.jit

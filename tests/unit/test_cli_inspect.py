@@ -190,9 +190,14 @@ main()
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "arenaplan: interrupted\n")
 
 
-def test_what_nobody_expected_is_not_hidden():
-    with pytest.raises(ZeroDivisionError), one_line_errors():
+def test_what_nobody_expected_is_said_with_the_way_to_see_more(capsys):
+    with pytest.raises(ZeroDivisionError), one_line_errors(debug=True):
         raise ZeroDivisionError
+    with pytest.raises(typer.Exit) as ended, one_line_errors():
+        raise ZeroDivisionError("of a step")
+    assert ended.value.exit_code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("arenaplan: error: ZeroDivisionError: of a step; --debug shows where")
     with pytest.raises(BrokenPipeError), one_line_errors():
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 

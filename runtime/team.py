@@ -65,6 +65,19 @@ def on_all_threads(function: int, arguments: int) -> None:
     library.GOMP_parallel(function, arguments, 0, 0)
 
 
+class Loop:
+    """A compiled loop bound to the 64-bit words it is given, called on all of ATen's threads; holds what it reads."""
+
+    def __init__(self, function: int, words: torch.Tensor, kept: tuple[torch.Tensor | None, ...] = ()) -> None:
+        self.function = function
+        self.words = words
+        self.address = words.data_ptr()
+        self.kept = kept
+
+    def __call__(self) -> None:
+        on_all_threads(self.function, self.address)
+
+
 def share(function: int, words: Any, members: int) -> None:
     """Call the C function at this address with 64-bit words on that many threads.
 

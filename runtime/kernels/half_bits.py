@@ -18,23 +18,23 @@ _FLOAT, _HALF, _I16, _I32 = ir.FloatType(), ir.HalfType(), ir.IntType(16), ir.In
 
 
 @_typed
-def _from_half(_context: Any, _bits: Any) -> Any:
-    """The float32 of a float16 given as an int16."""
+def half_to_float(_context: Any, _bits: Any) -> Any:
+    """The float32 of a float16 given as its 16 bits."""
 
     def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
         return builder.fpext(builder.bitcast(arguments[0], _HALF), _FLOAT)
 
-    return types.float32(types.int16), generate
+    return types.float32(types.uint16), generate
 
 
 @_typed
-def _to_half(_context: Any, _value: Any) -> Any:
-    """A float32 rounded to float16, as an int16."""
+def float_to_half(_context: Any, _value: Any) -> Any:
+    """The 16 bits of a float32 rounded to float16, to nearest, ties to even."""
 
     def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
         return builder.bitcast(builder.fptrunc(arguments[0], _HALF), _I16)
 
-    return types.int16(types.float32), generate
+    return types.uint16(types.float32), generate
 
 
 @_typed
@@ -75,16 +75,16 @@ def narrow(like: Any, value: Any) -> Any:
 @overload(wide, inline="always", strict=False)
 def _wide(value: Any) -> Any:
     if value == types.int16:
-        return lambda value: _from_half(value)  # noqa: PLW0108 - an intrinsic is no implementation by itself
+        return lambda value: half_to_float(np.uint16(value))
     if value == types.uint16:
-        return lambda value: _from_brain(value)  # noqa: PLW0108
+        return lambda value: _from_brain(value)  # noqa: PLW0108 - an intrinsic is no implementation by itself
     return lambda value: value
 
 
 @overload(narrow, inline="always", strict=False)
 def _narrow(like: Any, value: Any) -> Any:  # noqa: ARG001 - numba matches arguments by name
     if like == types.int16:
-        return lambda like, value: _to_half(np.float32(value))  # noqa: ARG005
+        return lambda like, value: np.int16(float_to_half(np.float32(value)))  # noqa: ARG005
     if like == types.uint16:
         return lambda like, value: _to_brain(np.float32(value))  # noqa: ARG005
     if like == types.float32:

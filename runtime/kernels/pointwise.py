@@ -14,7 +14,7 @@ from runtime.errors import ArenaError
 from runtime.kernels.aten import scalar
 from runtime.kernels.binding import Call, Context
 from runtime.kernels.pointwise_source import Signature, compiled, kinds_of
-from runtime.team import on_all_threads
+from runtime.team import Loop
 
 _ATEN = torch.ops.aten
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -112,19 +112,7 @@ def _looped(
             words[2 + position] = operand.data_ptr()
         else:
             words[2 + position] = int(torch.tensor(operand, dtype=torch.float32).view(torch.int32))
-    return [_Loop(function, words)]
-
-
-class _Loop:
-    """A bound loop; holds the words it is given."""
-
-    def __init__(self, function: int, words: torch.Tensor) -> None:
-        self.function = function
-        self.words = words
-        self.address = words.data_ptr()
-
-    def __call__(self) -> None:
-        on_all_threads(self.function, self.address)
+    return [Loop(function, words)]
 
 
 def _chunked(

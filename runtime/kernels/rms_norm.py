@@ -18,7 +18,8 @@ from planner.operators import rms_parts
 from runtime.errors import ArenaError
 from runtime.kernels.aten import scalar
 from runtime.kernels.binding import Call, Context
-from runtime.kernels.rms_norm_source import Loop, loop
+from runtime.kernels.rms_norm_source import loop
+from runtime.team import Loop
 
 _ATEN = torch.ops.aten
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

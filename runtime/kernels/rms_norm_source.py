@@ -9,7 +9,7 @@ import torch
 
 from runtime.kernels.compiled import converts_half
 from runtime.kernels.pointwise_source import compiled_text
-from runtime.team import THREAD, THREADS, available, on_all_threads
+from runtime.team import THREAD, THREADS, Loop, available
 
 #: How numba sees each dtype: 16-bit numbers as their bits, as `half_bits` knows them.
 _KINDS = {torch.float32: "float32", torch.float64: "float64", torch.float16: "int16", torch.bfloat16: "uint16"}
@@ -23,23 +23,10 @@ _ARRAYS = {
 }  # fmt: skip
 
 
-class Loop:
-    """A bound loop; holds the words it is given: rows, width, parts, the bits of a number, and addresses."""
-
-    def __init__(self, function: int, words: torch.Tensor, arrays: tuple[torch.Tensor | None, ...]) -> None:
-        self.function = function
-        self.words = words
-        self.address = words.data_ptr()
-        self.arrays = arrays
-
-    def __call__(self) -> None:
-        on_all_threads(self.function, self.address)
-
-
 def loop(name: str, arrays: tuple[torch.Tensor | None, ...], parts: int, number: float | None) -> Loop | None:
     """A loop bound to its arrays; a number is its eps, or says that it sums. ``None`` where it cannot be compiled.
 
-    A missing array is a weight of one.
+    A missing array is a weight of one. Its words: rows, width, parts, the bits of the number, and addresses.
     """
     given = [tensor for tensor in arrays if tensor is not None]
     if any(tensor.device.type != "cpu" or not tensor.is_contiguous() for tensor in given):

@@ -1,4 +1,4 @@
-"""Bits as numbers inside compiled loops: addresses, float16 and bfloat16, which numba has no arithmetic for.
+"""Bits as numbers inside compiled loops: addresses and the bits of floats, beside those of `half_bits`.
 
 Each function here becomes one or two LLVM instructions, so that the loops around it run in vector lanes.
 """
@@ -46,7 +46,7 @@ def inline_element(function: Function) -> Function:
     return cast("Function", numba.njit(inline="always", error_model="numpy")(function))
 
 
-_HALF, _FLOAT, _I16, _I32 = ll.HalfType(), ll.FloatType(), ll.IntType(16), ll.IntType(32)
+_FLOAT, _I32 = ll.FloatType(), ll.IntType(32)
 
 
 def _pointer(element: types.Type) -> Any:
@@ -85,26 +85,6 @@ def double(_context: Any, _word: Any) -> Any:
         return builder.bitcast(arguments[0], ll.DoubleType())
 
     return types.float64(types.int64), build
-
-
-@intrinsic
-def half_to_float(_context: Any, _bits: Any) -> Any:
-    """The float32 of a float16 given as its 16 bits."""
-
-    def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.fpext(builder.bitcast(arguments[0], _HALF), _FLOAT)
-
-    return types.float32(types.uint16), build
-
-
-@intrinsic
-def float_to_half(_context: Any, _value: Any) -> Any:
-    """The 16 bits of a float32 rounded to float16, to nearest, ties to even."""
-
-    def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(builder.fptrunc(arguments[0], _HALF), _I16)
-
-    return types.uint16(types.float32), build
 
 
 @intrinsic

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from runtime.kernels.half_bits import float_to_half, half_to_float
 from runtime.optimizer.bits import (
     bits_float,
     carray,
     compile_loop,
     float_bits,
-    float_to_half,
-    half_to_float,
     inline_element,
     pointer_f32,
     pointer_i16,

@@ -90,6 +90,13 @@ def results(given: Any) -> Any:
     return carray(pointer_f64(given[words.RESULTS]), (given[words.MEMBERS],))
 
 
+@inline_element
+def numbers(given: Any) -> Any:
+    """The settings of groups, the steps of parameters, and what gradients are multiplied by."""
+    settings = carray(pointer_f64(given[words.SETTINGS]), (given[words.GROUPS], SETTINGS))
+    return settings, carray(pointer_f32(given[words.STEPS]), (given[words.PARAMETERS],)), double(given[words.SCALE])
+
+
 @compile_loop
 def own_rows(given: Any) -> Any:
     """The table, and the first and last of the rows to work on: each member's have about as many elements."""
@@ -168,14 +175,8 @@ def update_adam(kind: int, master: int) -> int:
     def update(arguments: Any) -> None:
         given = carray(arguments, (words.COUNT,))
         table, begin, end = own_rows(given)
-        settings = carray(pointer_f64(given[words.SETTINGS]), (given[words.GROUPS], SETTINGS))
-        steps = carray(pointer_f32(given[words.STEPS]), (given[words.PARAMETERS],))
-        moments, scale, seed, kept = (
-            given[words.MOMENTS],
-            double(given[words.SCALE]),
-            given[words.SEED],
-            given[words.KEPT],
-        )
+        settings, steps, scale = numbers(given)
+        moments, seed, kept = given[words.MOMENTS], given[words.SEED], given[words.KEPT]
         first_moment, second_moment = given[words.FIRST], given[words.SECOND]
         first_scales, second_scales = given[words.FIRST_SCALES], given[words.SECOND_SCALES]
         g = np.empty(LONG_TILE, np.float32)
@@ -230,14 +231,8 @@ def update_sgd(kind: int, master: int) -> int:
     def update(arguments: Any) -> None:
         given = carray(arguments, (words.COUNT,))
         table, begin, end = own_rows(given)
-        settings = carray(pointer_f64(given[words.SETTINGS]), (given[words.GROUPS], SETTINGS))
-        steps = carray(pointer_f32(given[words.STEPS]), (given[words.PARAMETERS],))
-        moments, scale, seed, kept = (
-            given[words.MOMENTS],
-            double(given[words.SCALE]),
-            given[words.SEED],
-            given[words.KEPT],
-        )
+        settings, steps, scale = numbers(given)
+        moments, seed, kept = given[words.MOMENTS], given[words.SEED], given[words.KEPT]
         first_moment, first_scales = given[words.FIRST], given[words.FIRST_SCALES]
         g = np.empty(TILE, np.float32)
         w = np.empty(TILE, np.float32)

@@ -15,7 +15,7 @@ from torch import nn
 
 pytest.importorskip("triton")
 
-from planned_helpers import KINDS, data, loss32, net
+from planned_helpers import KINDS, beside_its_own_step, data, loss32, net
 
 from planner.operators import CHECK_GRADIENTS, UPDATE
 from planner.plan import Plan
@@ -46,19 +46,7 @@ def equal(one: list[torch.Tensor], two: list[torch.Tensor]) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_update_is_the_optimizers_own_bit_for_bit(kind: str, dtype: torch.dtype) -> None:
     """Beside the optimizer's own step on the CPU, on the gradients of the same kernels."""
-    ours, theirs = net(dtype), net(dtype)
-    planned, stepped = KINDS[kind](ours.parameters()), KINDS[kind](theirs.parameters())
-    step = TrainingStep(ours, loss32, data(0, dtype=dtype), optimizer=planned, kernels="triton")
-    gradients = TrainingStep(theirs, loss32, data(0, dtype=dtype), kernels="triton")
-    stepped.follow()
-    for number in range(3):
-        example = data(number, dtype=dtype)
-        assert torch.equal(step(example), gradients(example))
-        stepped.step()
-        stepped.zero_grad()
-        norm = stepped.grad_norm
-        assert planned.grad_norm == (None if norm is None else pytest.approx(norm, rel=1e-12))
-        assert (planned.launches, planned.skipped_steps) == (1, 0)
+    planned, stepped = beside_its_own_step(kind, dtype, 3, norm_rel=1e-12, kernels="triton")
     if kind == "clipped":  # the norm is summed in another order
         for one, two in zip(snapshot(planned), snapshot(stepped), strict=True):
             torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6)

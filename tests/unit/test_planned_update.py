@@ -24,7 +24,7 @@ from runtime import ArenaRuntime, TrainingStep
 from runtime.measure import allocations
 from runtime.optimizer import FusedAdamW, FusedOptimizer, FusedSGD
 from tests.optimizer_helpers import backend
-from tests.planned_helpers import KINDS, data, loss32, net
+from tests.planned_helpers import KINDS, beside_its_own_step, data, loss32, net
 from tests.small_gpt import SmallGPT, batch, loss_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,18 +40,7 @@ def same(one: FusedOptimizer, two: FusedOptimizer) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_update_is_the_optimizers_own_bit_for_bit(kind: str, dtype: torch.dtype) -> None:
-    ours, theirs = net(dtype), net(dtype)
-    planned, stepped = KINDS[kind](ours.parameters()), KINDS[kind](theirs.parameters())
-    step = TrainingStep(ours, loss32, data(0, dtype=dtype), optimizer=planned)
-    gradients = TrainingStep(theirs, loss32, data(0, dtype=dtype))
-    stepped.follow()
-    for number in range(4):
-        example = data(number, dtype=dtype)
-        assert torch.equal(step(example), gradients(example))
-        stepped.step()
-        stepped.zero_grad()
-        assert planned.grad_norm == stepped.grad_norm
-        assert (planned.launches, planned.skipped_steps) == (1, 0)
+    planned, stepped = beside_its_own_step(kind, dtype, 4)
     same(planned, stepped)
 
 
